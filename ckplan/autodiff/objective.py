@@ -65,7 +65,7 @@ def add_objective(op: Builder, loss: Sequence[str], grad_ys: Sequence[str], defa
     outputs = [found.value for found in losses]
     if len(losses) > 1:
         outputs.insert(0, _total(op, outputs))
-        described = [f"the sum of {'; '.join(described)}"]
+        described = [f"the total of {'; '.join(described)}"]
     for wanted in grad_ys:
         value = _tensor(op, wanted)
         if value in targets:

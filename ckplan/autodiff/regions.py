@@ -180,7 +180,8 @@ def refuse_idle(pieces: Pieces, regions: Sequence[Region], heads: Sequence[str] 
     if wanted and (there.isdisjoint(wanted) or (not alike and not set(wanted) <= there)):
         reasons = {**_REASONS, "loss": heads[0]} if heads else _REASONS
         what = " and ".join(reasons[kind] for kind in wanted if kind not in there)
-        raise UsageError(f"there is nothing to cut: {what}", f"leave out --chunks {pieces}")
+        typed = numbers[wanted[0]] if alike else pieces
+        raise UsageError(f"there is nothing to cut: {what}", f"leave out --chunks {typed}")
 
 
 def largest_divisor(number: int, at_most: int) -> int:

@@ -304,7 +304,8 @@ time_limit_option = click.option(
 
 overhead_option = click.option(
     "--overhead", metavar="PERCENT", callback=read_share,
-    help="Extra compute that the plan may cost, such as 10%. Without a budget: the lowest peak for that.",
+    help="Extra compute that the plan may cost, such as 10%. Without a budget: the lowest peak for that. "
+    "What nodes cost, --cost says; fit and artifacts go by shapes.",
 )  # fmt: skip
 
 _GOAL = ("budget", "overhead", "seconds", "of")

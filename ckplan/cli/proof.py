@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+from click.core import ParameterSource
+
 from ckplan.cli.streams import notes, stage
 from ckplan.errors import CheckFailedError, UsageError
 
@@ -21,9 +24,11 @@ def check_inputs(step: Step, inputs: Path | None, *, with_proof: bool) -> None:
     Raises:
         UsageError: the arrays do not fit the step, or nothing is run.
     """
+    seeded = click.get_current_context().get_parameter_source("seed") is ParameterSource.COMMANDLINE
+    if not with_proof and (inputs is not None or seeded):
+        named = "`--seed` is that of what the files run on" if inputs is None else "`--inputs` is what the files run on"
+        raise UsageError(f"{named}, and none is run", "add --verify, or leave it out")
     if inputs is not None:
-        if not with_proof:
-            raise UsageError("`--inputs` is what the files run on, and none is run", "add --verify, or leave it out")
         from ckplan.meter.inputs import make_inputs
 
         make_inputs(step.model, file=inputs)

@@ -68,6 +68,7 @@ def read_configuration(path: Path) -> Configuration:
         prefix = "tool.ckplan." if path.name == SHARED_FILE else ""
         raise UsageError(f"'{path}' names no models", f"add a section such as [{prefix}models.mine] with a path")
     defaults = {key: value for key, value in top.items() if key not in ("baseline", "models")}
+    _check_defaults(f"'{path}'", defaults)
     targets = [target for name, model in models.items() for target in _targets(path, name, model, defaults)]
     names = [target.name for target in targets]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -136,6 +137,17 @@ def _targets(path: Path, name: str, model: Mapping[str, Any], defaults: Mapping[
         called = f"{name}, {strategy}" if several else name
         targets.append(Target(called, path.parent / model["path"], options, limits))
     return targets
+
+
+def _check_defaults(where: str, defaults: Mapping[str, Any]) -> None:
+    """See that what stands at the top can be read, which is no model's fault."""
+    _limits(where, {key: defaults[key] for key in _LIMITS if key in defaults})
+    strategies = defaults.get("strategy")
+    if strategies == []:
+        raise UsageError(f"{where}: `strategy` is empty", "name one, or leave the key out")
+    for strategy in strategies if isinstance(strategies, list) else [strategies]:
+        own = {key: value for key, value in defaults.items() if key in KEYS}
+        _options(where, own if strategy is None else {**own, "strategy": strategy})
 
 
 def _check_keys(where: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:

@@ -137,7 +137,8 @@ def ulp_distance(left: Array, right: Array) -> Array:
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
     """Whether a dtype is a real floating type, ml_dtypes' among them."""
-    return dtype.kind == "f" or dtype.type.__module__.startswith("ml_dtypes")
+    is_added = dtype.type.__module__.startswith("ml_dtypes")  # which has int4 and its like as well
+    return dtype.kind == "f" or (is_added and not dtype.name.startswith(("int", "uint")))
 
 
 def _ordered(values: Array) -> Array:

@@ -93,7 +93,7 @@ def test_a_sequence_is_no_loss_and_a_tensor_beside_it_is():
         ("other", "the_loss", Y.min(), "the model's output 'the_loss'"),
         ("total_loss", "loss", Y.min(), "the model's output 'loss'"),
         ("loss_box", "Total_loss", Y.min(), "the model's output 'Total_loss'"),
-        ("loss1", "loss2", Y.max() + Y.min(), "the sum of the model's output 'loss1'; the model's output 'loss2'"),
+        ("loss1", "loss2", Y.max() + Y.min(), "the total of the model's output 'loss1'; the model's output 'loss2'"),
     ],
 )
 def test_what_is_called_a_loss_is_the_default(first, second, expected, said):

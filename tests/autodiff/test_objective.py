@@ -36,7 +36,7 @@ def test_several_losses_are_summed_and_each_is_an_output():
     training = build_training_graph(model(), loss=["loss", "mean:h", "sum-of-squares:y"])
     assert outputs(training) == ["total_loss", "loss", "loss_h", "loss_y", "w1_grad", "w2_grad"]
     assert training.loss == "total_loss"
-    assert training.description == "the sum of the model's output 'loss'; mean of 'h'; sum-of-squares of 'y'"
+    assert training.description == "the total of the model's output 'loss'; mean of 'h'; sum-of-squares of 'y'"
     check_training_graph(training, FEEDS)
     found = reference(training.model, FEEDS)
     assert found["total_loss"] == pytest.approx(found["loss"] + found["loss_h"] + found["loss_y"])

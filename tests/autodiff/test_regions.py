@@ -75,3 +75,9 @@ def test_what_is_to_be_cut_has_to_be_there() -> None:
     for pieces, found in ((Pieces(8, 8), []), (Pieces(loss=4), []), (Pieces(1, 4), [HEAD]), (Pieces(2, 4), [HEAD])):
         with pytest.raises(UsageError, match="nothing to cut"):
             refuse_idle(pieces, found)
+
+
+@pytest.mark.parametrize(("chunks", "typed"), [("4", "4"), ("loss=4", "loss=4"), ("loss=4,batch=2", "loss=4,batch=2")])
+def test_what_is_to_be_left_out_is_what_was_typed(chunks: str, typed: str) -> None:
+    with pytest.raises(UsageError, match=rf"leave out --chunks {typed}\n"):
+        refuse_idle(Pieces.of(chunks), [])

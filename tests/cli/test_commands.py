@@ -106,6 +106,9 @@ def test_inputs_are_for_what_is_run(command: str, name: str, model: Path, tmp_pa
         "`--inputs` is what the files run on, and none is run; add --verify, or leave it out"
     )
     assert not (tmp_path / name).exists()
+    result = run(command, model, "-o", tmp_path / name, "--seed", "3")
+    assert result.exit_code == 2
+    assert "`--seed` is that of what the files run on, and none is run" in failure(result)
 
 
 def test_verify_fails_where_outputs_differ(model: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_several_losses(model: Path, tmp_path: Path) -> None:
     output = tmp_path / "grad.onnx"
     result = run("grad", model, "-o", output, "--loss", "mean", "--loss", "sum-of-squares:y5", "--wrt", "layer5*")
     assert result.exit_code == 0, result.stderr
-    assert "note: the loss is the sum of mean of 'y5'; sum-of-squares of 'y5'" in result.stderr
+    assert "note: the loss is the total of mean of 'y5'; sum-of-squares of 'y5'" in result.stderr
     assert names(output) == ["total_loss", "loss_y5_0", "loss_y5_1", "layer5.weight_grad"]
     found = evaluate(output)
     assert found["total_loss"] == pytest.approx(found["loss_y5_0"] + found["loss_y5_1"])

@@ -113,6 +113,10 @@ MODEL = "[models.one]\npath = 'one.onnx'\n"
         (MODEL + "inference = true\nloss = 'mse'", "does not go with `--loss`"),
         ('baseline = "a\\u0000"\n' + MODEL, "holds a null character"),
         (MODEL + 'loss = ["\\u0000"]', "holds a null character"),
+        ("budget = 3\n" + MODEL, "ckplan.toml': `budget`: `3` is not a string"),
+        ("training = 1\n" + MODEL, "ckplan.toml': `training` must be true or false"),
+        ("strategy = []\n" + MODEL, "ckplan.toml': `strategy` is empty"),
+        ("strategy = ['none', 3]\n" + MODEL, "ckplan.toml': `strategy` must be a string"),
         ("baseline = 3\n" + MODEL, "`baseline` must be a string, the name of a file"),
     ],
 )

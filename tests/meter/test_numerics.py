@@ -37,6 +37,14 @@ def test_integers_differ_by_their_difference() -> None:
     assert far.tolist() == [2**64 - 1]
 
 
+@pytest.mark.parametrize("dtype", [ml_dtypes.int4, ml_dtypes.uint4, ml_dtypes.int2])
+def test_whole_numbers_of_few_bits_are_no_floating_point_numbers(dtype: type) -> None:
+    found = difference("y", np.array([1, 0, 1], dtype), np.array([1, 0, 0], dtype))
+    assert found is not None
+    assert not found.is_floating
+    assert found.max_ulp == 1
+
+
 def test_equal_outputs_have_no_difference_even_if_nan() -> None:
     array = np.array([1, np.nan, np.inf], np.float32)
     found = compare_outputs({"y": array}, {"y": array.copy()})

@@ -5,13 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckplan.planner import Problem
+from ckplan.planner import Kind, Problem
 from ckplan.planner.bounds import working_set
 from ckplan.planner.eviction import evict
+from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.order import best_order
 from ckplan.planner.overhead_bound import bound_at, bound_curve, least_overhead
 from ckplan.planner.peak import peak_of
-from tests.planner.problems import chain, problems
+from tests.planner.problems import ProblemBuilder, chain, problems
 
 
 def lowest_kept(problem: Problem, share: float = 0.0) -> int:
@@ -51,3 +52,17 @@ def test_the_bound_is_no_lower_than_at_any_price_of_the_curve() -> None:
         lines = [value - price * (budget - own) for value, price, own in bound_curve(problem) if budget >= own]
         assert least_overhead(problem, budget) >= max(lines, default=0.0) - 1e-6 * problem.cost
     assert least_overhead(problem, peak // 3) > 0
+
+
+def test_a_forward_op_may_read_what_the_backward_pass_makes() -> None:
+    """Instances of others mix the passes, and are bounded like any other."""
+    build = ProblemBuilder()
+    x, a, b, g, c, h = (build.tensor(8, kind) for kind in (Kind.INPUT, *[Kind.ACTIVATION] * 5))
+    build.op([x], [a])
+    build.op([a], [b])
+    build.op([a, b], [g], backward=True)
+    build.op([g], [c])
+    build.op([a, c], [h], backward=True)
+    build.op([h], [build.tensor(1, Kind.OUTPUT)], backward=True)
+    problem = build.build()
+    assert proven_overhead(problem, peak_of(problem, range(6))) == 0

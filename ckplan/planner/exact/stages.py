@@ -114,7 +114,8 @@ def _path(problem: Problem, values: Mapping[int, float]) -> list[int]:
     """The heaviest path of backward ops along what they read from each other, heaviest first."""
 
     def readers(index: int) -> list[int]:
-        return [reader for tensor in problem.ops[index].outputs for reader in problem.consumers[tensor]]
+        read = (reader for tensor in problem.ops[index].outputs for reader in problem.consumers[tensor])
+        return [reader for reader in read if problem.ops[reader].backward]  # instances of others mix the passes
 
     return heaviest_path(problem.backward, values, readers)
 

@@ -104,6 +104,7 @@ class Auto(Strategy):
 
     Attributes:
         overhead: extra compute that the plan may cost, as a ratio of the step (0.1: ten percent); below 0, no limit.
+            Nodes cost what shapes tell, unless other costs are asked for, as they are with `--overhead`.
         seconds: time limit; 0 means none.
         steps: schedules that are tried after the seeds, at each budget.
         seed: of the random choices.
