@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -18,7 +18,7 @@ from ckplan.autodiff.evidence import (
     may_be_merged,
 )
 from ckplan.autodiff.names import Tensors, matching_any, names_of
-from ckplan.autodiff.paths import differentiable_inputs, entry_of
+from ckplan.autodiff.paths import differentiable_inputs, entry_of, needed_nodes
 from ckplan.autodiff.quantisation import is_quantised
 from ckplan.autodiff.reading import shape_of, size_of
 from ckplan.autodiff.uses import Use
@@ -28,6 +28,7 @@ from ckplan.keys import CONSTANT
 from ckplan.model import is_literal
 from ckplan.model.constants import is_constant
 from ckplan.model.contrib import EXPANSION
+from ckplan.model.node_reads import reads
 from ckplan.model.opset import CONVERTED
 from ckplan.model.own_files import ORIGIN
 
@@ -171,7 +172,8 @@ def select_parameters(
     candidates: Collection[ir.Value],
     request: Request,
     uses: Mapping[ir.Value, Set[Use]],
-    before: Collection[str] = (),
+    before: Collection[str],
+    results: Iterable[ir.Value],
 ) -> Selection:
     """Choose the floating-point initializers that a node can pass a gradient to.
 
@@ -184,6 +186,7 @@ def select_parameters(
         request: what the caller asked for.
         uses: how the model as it was read uses them.
         before: names of the parameters of the training graph that is differentiated again; they are no constants.
+        results: the losses, and other tensors from which gradients go back.
 
     Raises:
         ModelError: the model has no floating-point initializer that a gradient could reach.
@@ -194,6 +197,7 @@ def select_parameters(
     readers: set[ir.Value] = set()
     for node in op.graph:
         readers |= differentiable_inputs(node, entry_of(node, op.opset_imports))
+    reached = {value for node in needed_nodes(op.graph, results) for value in reads(node)}
     asked = set(request.parameters)
     chosen: list[ir.Value] = []
     idle: list[ir.Value] = []
@@ -222,11 +226,12 @@ def select_parameters(
                 elif value.metadata_props.get(CONSTANT) not in (ORIGIN, EXPANSION, CONVERTED):  # need no mention
                     constants[value] = said
                 continue
-            if not verdict.certain:
+            is_read = value in reached  # else nothing is trained, which is said of it
+            if is_read and not verdict.certain:
                 doubtful.append(said)
-            if may_be_merged(value, uses.get(value, set())):
+            if is_read and may_be_merged(value, uses.get(value, set())):
                 merged.append(f"'{name}' of {len(set(value.consumers()))}")
-            if is_computed(value, uses.get(value, set())):
+            if is_read and is_computed(value, uses.get(value, set())):
                 computed.append(f"'{name}'")
         chosen.append(value)
     if not chosen and not request.others:

@@ -183,7 +183,7 @@ def build_training_graph(
     results = [anchors[value] for value in objective.outputs]
     refuse_quantised(op, [*request.sought(tensors), *others.values()], list(targets), straight_through)
     before = listed_names(model.metadata_props, keys.PARAMETERS)
-    selection = select_parameters(op, tensors.parameters, request, uses, before)
+    selection = select_parameters(op, tensors.parameters, request, uses, before, results)
     running = forms.running_of(graph, results)
     prune(graph, [*results, *running.values()])
     stored = stored_notes(graph) if request.all_parameters else []

@@ -107,6 +107,20 @@ def test_doubt_is_said_with_what_to_do_about_it() -> None:
     assert "--no-grad" in notes
 
 
+def test_doubt_is_not_said_of_what_no_loss_reaches() -> None:
+    text = """g (double[2,4] x) => (double loss, double[2,4] beside) {
+        h = Mul(x, own)
+        loss = ReduceSumSquare <keepdims = 0> (h)
+        t = Tanh(h)
+        beside = Mul(t, val_3)
+    }"""
+    model = parse(text, own=values(4), val_3=values(4, seed=1))
+    training = build_training_graph(model, loss="loss")
+    assert list(training.gradients) == ["own"]
+    assert not any("'val_3'" in note and "may be constants" in note for note in training.notes)
+    assert any("val_3" in note for note in training.notes)
+
+
 FEW = """g (double[2,4] x) => (double loss) {
     y = Mul(x, tensor)
     z = Mul(y, own)
