@@ -74,6 +74,23 @@ def test_the_one_scalar_that_learns_from_data_is_the_default():
     assert build_training_graph(parse(text, w=W, temperature=np.array(2.0))).loss == "t"
 
 
+@pytest.mark.parametrize(
+    ("nodes", "is_loss"),
+    [
+        ("t = ReduceMean<keepdims=0>(y) out = Reshape(t, one)", True),  # as Paddle writes it
+        ("r = Reshape(y, all) out = ReduceSum<keepdims=1>(r)", True),
+        ("r = Reshape(y, all) out = ReduceSum<keepdims=1>(r, zero)", False),
+    ],
+)
+def test_one_number_made_of_all_elements_is_a_loss_also_in_a_vector(nodes, is_loss):
+    """A prediction for a graph or a sequence has one element as well, and is made of some by name."""
+    arrays = {"one": [1], "all": [30], "zero": [0]}
+    read = {name: np.array(array) for name, array in arrays.items() if f"{name})" in nodes}
+    text = f"g (double[6,3] x) => (double[1] out) {{ y = MatMul(x, w) {nodes} }}"
+    training = build_training_graph(parse(text, w=W, **read))
+    assert (training.description == "the model's output 'out'") is is_loss
+
+
 def test_a_sequence_is_no_loss_and_a_tensor_beside_it_is():
     text = """g (double[6,3] x) => (seq(double[6,1]) parts, double[6,5] z) {
         y = MatMul(x, w)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from ckplan.autodiff.optimizers import rows
 from ckplan.cli import cli
 from ckplan.errors import InfeasibleError, UsageError
 from ckplan.meter import measure
-from ckplan.pipeline import footprint_budget, lowest_footprint
+from ckplan.pipeline import footprint_budget, lowest, lowest_footprint
 from ckplan.pipeline.footprint_budget import within_footprint
 from ckplan.pipeline.goal import Goal
 from ckplan.pipeline.lowest import lowest_plan
@@ -240,13 +241,15 @@ def test_the_budget_that_a_refusal_names_works(
     assert made.footprint.total <= int(named[1])
 
 
-def test_auto_keeps_to_what_another_strategy_can_keep_to() -> None:
-    """The plan of the lowest peak is not the one whose arena takes least: here it takes 4 MB more."""
-    step = ckplan.open_model(SAMPLES / "unet_tiny.onnx", optimizer="momentum", dims={"batch": 16})
-    budget = 34_600_000
-    for strategy in ("memory", "auto:steps=0"):
-        made = ckplan.rewrite(step, strategy=strategy, budget=budget, of="total")
-        assert made.footprint.total <= budget
+def test_auto_keeps_to_what_another_strategy_can_keep_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of the lowest peak is not the one whose arena takes least: here it takes 3 MB more."""
+    budget, others = 34_600_000, [(strategy, most) for strategy, most in lowest._OTHERS if strategy.name == "memory"]
+    for asked in ([], others):  # one that keeps to it is enough, and ten take minutes
+        monkeypatch.setattr(lowest, "_OTHERS", asked)
+        step = ckplan.open_model(SAMPLES / "unet_tiny.onnx", optimizer="momentum", dims={"batch": 16})
+        with nullcontext() if asked else pytest.raises(InfeasibleError):
+            made = ckplan.rewrite(step, strategy="auto:steps=0", budget=budget, of="total")
+    assert made.footprint.total <= budget
 
 
 def test_a_refusal_says_what_the_arena_is_for() -> None:

@@ -19,6 +19,7 @@ from ckplan.autodiff.reading import is_floating, shape_of, size_of
 from ckplan.autodiff.sums import total
 from ckplan.display import shortened
 from ckplan.errors import ModelError, UsageError
+from ckplan.operators.matching import input_of, is_op
 
 #: Losses that can be put behind an output, as ``--loss`` names them.
 LOSSES = ("cross-entropy", "mse", "sum", "mean", "sum-of-squares")
@@ -55,7 +56,7 @@ def own_losses(op: Builder) -> list[str]:
     floating = _floating_outputs(op)
     called = [value for value in floating if _LOSS.search(str(value.name))]
     single = [value for value in called if size_of(value) == 1]
-    scalars = [value for value in floating if shape_of(value) == ()]
+    scalars = [value for value in floating if shape_of(value) == () or (value not in called and _is_reduced(value))]
     if len(floating) > 1:
         scalars = [value for value in scalars if value in called or _learns_from_data(op, value)]
     for found in (
@@ -140,6 +141,21 @@ def _learns_from_data(op: Builder, value: ir.Value) -> bool:
     fed = [given for given in graph.inputs if not given.is_initializer()]
     reads_data = not fed or bool(between(graph, fed, [value]))
     return reads_data and value in reached_by(graph, op.opset_imports, graph.initializers.values())
+
+
+def _is_reduced(value: ir.Value) -> bool:
+    """Whether a value of shape (1,) is one number made of all elements of a tensor; a prediction is made otherwise."""
+    if shape_of(value) != (1,):
+        return False
+    node = value.producer()
+    while is_op(node, ("Identity", "Reshape", "Squeeze", "Unsqueeze")) and (read := input_of(node, 0)) is not None:
+        if shape_of(read) == ():
+            return True
+        node = read.producer()
+    if not is_op(node, ("ReduceMean", "ReduceSum", "ReduceSumSquare")) or (read := input_of(node, 0)) is None:
+        return False
+    named = node.attributes.get_ints("axes") or input_of(node, 1)
+    return named is None and size_of(read) > 1
 
 
 def _choices(outputs: Sequence[str] | dict[str, ir.Value]) -> str:
