@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +17,10 @@ from ckplan.autodiff.optimizers import rows
 from ckplan.cli import cli
 from ckplan.errors import InfeasibleError, UsageError
 from ckplan.meter import measure
-from ckplan.pipeline import footprint_budget, lowest, lowest_footprint
+from ckplan.pipeline import footprint_budget, lowest_footprint
 from ckplan.pipeline.footprint_budget import within_footprint
 from ckplan.pipeline.goal import Goal
-from ckplan.pipeline.lowest import lowest_plan
+from ckplan.pipeline.lowest import last_resorts, lowest_plan
 from ckplan.pipeline.plan_files import told_of_plan_alone, write_plan
 from ckplan.planner import Plan, Problem
 from ckplan.planner.strategies.auto import Auto
@@ -241,15 +240,14 @@ def test_the_budget_that_a_refusal_names_works(
     assert made.footprint.total <= int(named[1])
 
 
-def test_auto_keeps_to_what_another_strategy_can_keep_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan of the lowest peak is not the one whose arena takes least: here it takes 3 MB more."""
-    budget, others = 34_600_000, [(strategy, most) for strategy, most in lowest._OTHERS if strategy.name == "memory"]
-    for asked in ([], others):  # one that keeps to it is enough, and ten take minutes
-        monkeypatch.setattr(lowest, "_OTHERS", asked)
-        step = ckplan.open_model(SAMPLES / "unet_tiny.onnx", optimizer="momentum", dims={"batch": 16})
-        with nullcontext() if asked else pytest.raises(InfeasibleError):
-            made = ckplan.rewrite(step, strategy="auto:steps=0", budget=budget, of="total")
-    assert made.footprint.total <= budget
+def test_auto_falls_back_on_plans_of_other_strategies() -> None:
+    """The plan of the lowest peak is not always the one whose arena takes least: of `unet_tiny` it takes 3 MB more."""
+    step = ckplan.open_model(SAMPLES / "mlp.onnx", optimizer="momentum")
+    goal = Goal.of(budget=1, of="total")
+    found = [plan.strategy.partition(":")[0] for plan in last_resorts(step, Auto(steps=0), goal, 0)]
+    assert found[0] == "auto"
+    assert {"memory", "evict", "mincut", "sqrt", "mirror"} <= set(found)
+    assert [plan.strategy for plan in last_resorts(step, Memory(), goal, 0)] == ["memory"]
 
 
 def test_a_refusal_says_what_the_arena_is_for() -> None:
