@@ -49,6 +49,9 @@ _OF_EXPORTERS: tuple[Callable[[ir.Model], Iterable[str]], ...] = (
 )
 """What brings forms that one exporter writes into those of all, in place, in this order; each returns notes."""
 
+_EXPORT_SQUEEZED = "torch leaves an axis longer than 1 where its exporter takes it away: export it with ckplan.export"
+"""What to do where torch's default exporter wrote a Squeeze that no runtime loads (``aten_squeeze_dim``)."""
+
 _INVALID = (
     "has inconsistent type",
     "has unsupported type",
@@ -139,7 +142,9 @@ def normalise(
         except SizesError as error:
             if any(sizes) or open_sizes.notes or "--shape" not in error.hint:
                 raise
-            raise ModelError(error.message, EXPORT_AGAIN) from error  # all sizes are the file's own
+            # All sizes are the file's own.
+            squeezed = model.producer_name == "pytorch" and error.message.startswith("Squeeze ")
+            raise ModelError(error.message, _EXPORT_SQUEEZED if squeezed else EXPORT_AGAIN) from error
     model.graph.sort()
     failures: list[SizesError] = []
     for defaults in attempts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ckplan.errors import ModelError
@@ -32,6 +33,16 @@ def test_sizes_of_the_file_that_do_not_fit(tmp_path: Path) -> None:
     path = write(parse(f'<ir_version: 8, opset_import: ["" : 17]> {text}'), tmp_path)
     with pytest.raises(ModelError, match=r"MatMul '.*' does not fit its inputs.*; the exporter wrote it so"):
         load(path)
+
+
+def test_what_torch_would_leave_is_exported_by_ckplan(tmp_path: Path) -> None:
+    text = "g (float[3, 4, 4] x, int64[1] axis) => (float[3, 4, 4] y) { y = Squeeze (x, axis) }"
+    model = parse(f'<ir_version: 10, opset_import: ["" : 20]> {text}', {"axis": np.array([1])})
+    model.producer_name = "pytorch"
+    with pytest.raises(
+        ModelError, match=r"Squeeze '.*' does not fit its inputs.*; torch leaves .* with ckplan\.export"
+    ):
+        load(write(model, tmp_path))
 
 
 def test_sizes_that_do_not_fit_are_told_apart(tmp_path: Path) -> None:
