@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
 
 import ckplan
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
+from ckplan.model.torch_files import export
 from tests.model.torch_modules import assert_like_torch, gradients_by, quiet_torch
 
 __all__ = ["quiet_torch"]
@@ -234,6 +236,14 @@ def test_a_note_names_what_torch_may_compute_without_gradients(tmp_path: Path, b
     if block == "outer":
         training = ckplan.build_training_graph(forward.model, loss="sum", no_grad=["tanh"])
         assert set(training.gradients) == {"second.weight", "second.bias"}
+
+
+def test_the_note_stands_where_torch_cannot_trace_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its exporter knows other ways, which leave nothing of a block without gradients; nor are paths left."""
+    monkeypatch.setattr(export, "program_of", lambda *_: None)
+    path = ckplan.export(Blocks("outer"), (torch.randn(3, 4),), tmp_path / "net.onnx")
+    assert any("may compute 'tanh' without gradients" in note for note in ckplan.load(path).notes)
+    assert str(Path(__file__).parent) not in str(onnx.load(path))
 
 
 class Reversed(torch.autograd.Function):

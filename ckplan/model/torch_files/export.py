@@ -28,6 +28,7 @@ from ckplan.model.literals import is_numbered
 from ckplan.model.saving import save
 from ckplan.model.structure import are_equal, structure_of
 from ckplan.model.torch_files.exporter_metadata import INPUT, SIGNATURE, TRACE, operand_of
+from ckplan.model.torch_files.no_grad_blocks import begin_of_block
 from ckplan.model.torch_files.own_gradients import functions_called
 from ckplan.model.torch_files.program import program_of
 from ckplan.model.torch_files.translations import translations
@@ -107,7 +108,9 @@ def export(
         raise ModelError(f"torch exported nothing of {type(module).__name__}")
     model: ir.Model = program.model
     for node in model.graph.all_nodes():
-        node.metadata_props.pop(TRACE, None)  # paths of this machine
+        begin = begin_of_block(node.metadata_props.pop(TRACE, ""))  # the whole has paths of this machine
+        if begin and traced is None:
+            node.metadata_props[TRACE] = begin
     if functions:
         model.metadata_props[OWN_GRADIENTS] = json.dumps(list(functions))
     _name_parameters(model.graph, module)

@@ -45,8 +45,15 @@ def no_grad_notes(model: ir.Model) -> tuple[str, ...]:
         return ()
     return (
         f"torch's module may compute {shortened(results, 3)} without gradients (torch.no_grad), of which its exporter "
-        "writes nothing: gradients pass; --no-grad NAME stops them there, and ckplan.export where the module does",
+        "writes nothing: gradients pass; --no-grad NAME stops them there, and ckplan.export where the module does, if "
+        "torch.export can trace it",
     )
+
+
+def begin_of_block(trace: str) -> str:
+    """What of a trace shows that a node is of such a block, without the paths of a machine; empty if nothing does."""
+    found = _IN_BLOCK.match(trace)
+    return "" if found is None else found[0]
 
 
 def _results(block: Collection[ir.Node]) -> Iterator[ir.Value]:
