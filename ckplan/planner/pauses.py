@@ -29,6 +29,7 @@ class Pause:
         price: seconds of running again for each byte of excess that goes, or a multiple of that.
         start: the step that reads or makes it before.
         stop: the step that reads it after.
+        bytes: of the tensor.
         cost: the seconds of running again.
         again: the ops to run before that step, in order.
     """
@@ -36,6 +37,7 @@ class Pause:
     price: float
     start: int
     stop: int
+    bytes: int
     cost: float
     again: tuple[int, ...]
 
@@ -63,13 +65,14 @@ class Pauses:
         steps, total = np.append(0, np.cumsum(over > 0)), np.append(0, np.cumsum(over))
         gain = np.minimum(total[stop] - total[start + 1], copies.bytes[tensor] * (steps[stop] - steps[start + 1]))
         spans = np.flatnonzero(gain > 0)
-        maker, self.start, self.stop, gain = figures.producer[tensor[spans]], start[spans], stop[spans], gain[spans]
-        self.maker, self.gain = maker.tolist(), gain.tolist()
+        tensor, self.start, self.stop, gain = tensor[spans], start[spans], stop[spans], gain[spans]
+        maker = figures.producer[tensor]
+        self.maker, self.bytes, self.gain = maker.tolist(), copies.bytes[tensor].tolist(), gain.tolist()
         self.factor = None if factors is None else factors(len(spans))
         self.least = figures.cost[maker] / gain
         if self.factor is not None:
             self.least *= self.factor
-        self.problem, self.present = problem, _Present.of(copies)
+        self.problem, self.present, self.over = problem, _Present.of(copies), over
         self.known: dict[int, Pause | None] = {}
 
     def cheapest_first(self, among: Integers | None = None) -> Iterator[Pause]:
@@ -97,6 +100,23 @@ class Pauses:
             left = left[(self.stop[left] <= pause.start) | (self.start[left] >= pause.stop)]
         return chosen
 
+    def together(self, most: int) -> list[Pause]:
+        """Pauses, the cheapest first, each of which still lowers the excess that those before it leave.
+
+        Args:
+            most: how many.
+        """
+        chosen: dict[int, Pause] = {}
+        left = self.over.copy()
+        for pause in self.cheapest_first():
+            spanned = left[pause.start + 1 : pause.stop]
+            if pause.stop not in chosen and spanned.max(initial=0) > 0:
+                chosen[pause.stop] = pause
+                spanned -= pause.bytes
+                if len(chosen) == most or left.max() <= 0:
+                    break
+        return list(chosen.values())
+
     def in_order(self) -> Integers:
         """The numbers of all pauses in the order of the least that they may cost."""
         return np.lexsort((self.stop, self.start, self.least))
@@ -110,7 +130,7 @@ class Pauses:
             if again is not None:
                 cost = self.problem.schedule_cost(again)
                 price = cost / self.gain[number] * (1.0 if self.factor is None else self.factor[number])
-                self.known[number] = Pause(price, int(self.start[number]), stop, cost, again)
+                self.known[number] = Pause(price, int(self.start[number]), stop, self.bytes[number], cost, again)
         return self.known[number]
 
 

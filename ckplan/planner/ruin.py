@@ -27,6 +27,8 @@ _SHARES = (0.03, 0.07, 0.15, 0.3)
 """Shares of the repeats that are left out at once."""
 _SPREADS = (0.0, 0.3, 1.0)
 """Standard deviations of the logarithm of a factor of the prices that shaving goes by."""
+_TOGETHER = 8
+"""How many tensors give way at once."""
 _LEEWAY = 1.03
 """How much more than is allowed a schedule may cost before repeats are dropped where there is room."""
 
@@ -59,7 +61,7 @@ def rebuilt(
             break
         spread = rng.choice(_SPREADS)
         left = with_views(problem, _ruined(problem, best, rng))
-        found = shave(problem, left, budget, cost * _LEEWAY, partial(_factors, rng, spread))
+        found = shave(problem, left, budget, cost * _LEEWAY, partial(_factors, rng, spread), _TOGETHER)
         if found is None:
             continue
         found = retain(problem, without_dead_repeats(problem, found), budget)

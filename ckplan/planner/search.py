@@ -43,6 +43,9 @@ _KEEP = 4.0
 _LEEWAY = 1.15
 """How much more than is allowed a schedule may cost before repeats are dropped where there is room."""
 
+_TARGETS = (1.0, 1.0, 0.95, 0.9, 0.8)
+"""What eviction is asked to keep to, as ratios of the budget: what it evicts too much is retained again."""
+
 _SEGMENT_SIZES = 8
 """How many sizes of segments are tried where boundaries are made dear to evict."""
 
@@ -160,6 +163,7 @@ def improve(
     seed: int = 0,
     deadline: float = float("inf"),
     found: Callable[[list[int]], None] = lambda schedule: None,
+    hopeless: int = 0,
 ) -> list[int]:
     """A schedule at most as dear as a given one, within the same budget.
 
@@ -173,17 +177,24 @@ def improve(
         seed: of the random choices.
         deadline: `time.monotonic` after which no other schedule is tried.
         found: called with each better schedule; it survives an interruption.
+        hopeless: how often eviction may fail at a target below the budget, and never succeed, until that is left out;
+            0 for ever.
     """
     best, cost = list(schedule), problem.schedule_cost(schedule)
     moves = _Moves(problem, seed)
+    targets, failed = list(_TARGETS), dict.fromkeys(_TARGETS, 0)
     for _ in range(steps if moves.evictable else 0):
         if cost <= problem.cost or time.monotonic() > deadline:
             break
         weights = moves.weights(best)
-        target = int(budget * moves.rng.choice((1.0, 1.0, 0.95, 0.9, 0.8)))
-        candidate = evict(problem, target, order, weights, cost * 1.1)
+        target = moves.rng.choice(targets)
+        candidate = evict(problem, int(budget * target), order, weights, cost * 1.1)
         if candidate is None or peak_of(problem, candidate) > budget:
+            failed[target] += 1
+            if failed[target] == hopeless and target < 1:
+                targets.remove(target)
             continue
+        failed[target] = -steps  # it is not hopeless
         candidate = retain(problem, candidate, budget)
         if (total := problem.schedule_cost(candidate)) < cost:
             best, cost = candidate, total

@@ -37,3 +37,19 @@ def test_the_cheapest_come_first_and_are_chosen_first(problem: Problem, share: f
         if not any(overlaps(pause, other) for other in chosen):
             chosen.append(pause)
     assert made().disjoint() == chosen
+
+
+@given(problem=problems(max_forward=16), share=st.floats(0.4, 1), most=st.integers(1, 8))
+def test_each_of_some_together_lowers_what_the_others_leave(problem: Problem, share: float, most: int) -> None:
+    order = best_order(problem)
+    copies = Copies(problem, order)
+    budget = int(share * peak_of(problem, order))
+    pauses = Pauses(problem, copies, copies.live(), budget)
+    chosen = pauses.together(most)
+    assert len(chosen) <= most
+    assert chosen[:1] == list(pauses.cheapest_first())[:1]
+    left = copies.live() - budget
+    for pause in chosen:
+        spanned = left[pause.start + 1 : pause.stop]
+        assert spanned.max() > 0
+        spanned -= pause.bytes

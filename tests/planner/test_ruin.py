@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.planner_scale import layered_dag
 from benchmarks.strategies_compared import random_graph
-from ckplan.planner import Problem
+from ckplan.planner import Problem, search
 from ckplan.planner.copies import Copies
 from ckplan.planner.frontier import Effort, cheapest
 from ckplan.planner.order import best_order
@@ -58,3 +61,31 @@ def test_what_auto_finds_is_rebuilt_where_a_bound_leaves_a_gap(monkeypatch: pyte
     found = Auto().solve(problem, budget).cost
     monkeypatch.setattr(auto, "_OFTEN_REBUILT", 0)
     assert found < Auto().solve(problem, budget).cost
+
+
+def test_a_layered_graph_of_a_thousand_ops_is_rebuilt_for_less_than_eviction_finds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = layered_dag(1000)
+    budget = int(0.35 * peak_of(problem, best_order(problem)))
+    found = Auto().solve(problem, budget).cost
+    monkeypatch.setattr(auto, "_MOST_REBUILT", 0)
+    assert found < Auto().solve(problem, budget).cost - 0.003 * problem.cost  # +14.7 % and +15.2 %
+
+
+def test_a_target_at_which_eviction_only_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_graph(25, most=138)
+    budget = int(0.45 * peak_of(problem, best_order(problem)))
+    start = cheapest(problem, budget, Effort(0))
+    assert start is not None
+    asked: Counter[int] = Counter()
+
+    def failing(problem: Problem, target: int, *_: object) -> None:
+        asked[target] += 1
+
+    monkeypatch.setattr(search, "evict", failing)
+    improve(problem, start, budget, best_order(problem), 200, hopeless=3)
+    assert [asked[target] for target in sorted(asked)] == [3, 3, 3, 191]
+    asked.clear()
+    improve(problem, start, budget, best_order(problem), 200)
+    assert min(asked.values()) > 20

@@ -71,12 +71,18 @@ _NOTICED = 5e-3
 """The gap between cost and bound, in the cost of a step, for which more schedules are tried."""
 _LONGER = 5_000
 """How many times as many, divided by the ops of the graph: some tenths of a second for graphs of all sizes."""
-_REBUILT = 1_000_000
+_REBUILT = 2_000_000
 """How many times as many are tried by ruin and recreate, divided by the square of the ops of the graph."""
-_OFTEN_REBUILT = 4
+_OFTEN_REBUILT = 5
 """The same for small graphs."""
-_MOST_REBUILT = 900
-"""Ops of the largest graph for which they are: for larger ones eviction finds more in the same time."""
+_MOST_REBUILT = 2_000
+"""Ops of the largest graph for which they are."""
+_REBUILT_ALONE = 900
+"""Ops of the largest graph for which eviction makes more as well: for larger ones it finds less in the same time."""
+_TURNS = 2
+"""How often both are tried in turns."""
+_HOPELESS = 6
+"""How often eviction may fail there at what is less than the budget until it is not asked for that any more."""
 _RUNG = 1.01
 """Ratio of one budget to the next of those that are planned for as well where what the solver found is chance."""
 _RUNGS = 2
@@ -182,10 +188,15 @@ class Auto(Strategy):
         if found is None or not steps or effort.over or not self._leaves_gap(problem, budget, found):
             return found
         try:
-            return rebuilt(problem, found, budget, steps, effort.seed, effort.deadline)
+            found = rebuilt(problem, found, budget, steps, effort.seed, effort.deadline)
+            for turn in range(1, _TURNS + 1):
+                # From what was found since, eviction may come to what it did not come to before.
+                evicted = self._searched(problem, budget, found, effort, turn)
+                if problem.schedule_cost(evicted) < problem.schedule_cost(found):
+                    found = rebuilt(problem, evicted, budget, steps, effort.seed + turn, effort.deadline)
         except KeyboardInterrupt:
             effort.interrupted = True
-            return found
+        return found
 
     def _finished_cheapest(self, problem: Problem, budget: int, effort: Effort, most_cost: float) -> list[int] | None:
         """The cheapest schedule within a budget: of the other strategies', improved, and where it is small finished."""
@@ -225,17 +236,22 @@ class Auto(Strategy):
             found = min(found, less, key=lambda schedule: (peak_of(problem, schedule), problem.schedule_cost(schedule)))
         return found
 
-    def _improved(self, problem: Problem, schedule: Sequence[int], budget: int, effort: Effort) -> list[int]:
+    def _improved(
+        self, problem: Problem, schedule: Sequence[int], budget: int, effort: Effort, hopeless: int = 0
+    ) -> list[int]:
         """A schedule by another strategy, improved in its own order."""
         along = list(dict.fromkeys(schedule))
-        return improve(problem, schedule, budget, along, effort.steps, effort.seed, effort.deadline)
+        steps, seed, deadline = effort.steps, effort.seed, effort.deadline
+        return improve(problem, schedule, budget, along, steps, seed, deadline, hopeless=hopeless)
 
-    def _searched(self, problem: Problem, budget: int, found: list[int], effort: Effort) -> list[int]:
+    def _searched(self, problem: Problem, budget: int, found: list[int], effort: Effort, turn: int = 0) -> list[int]:
         """A schedule, improved for longer where a bound leaves a gap that is worth it."""
-        steps = self.steps * _LONGER // len(problem.ops)
+        count = len(problem.ops)
+        steps = 0 if _REBUILT_ALONE < count <= _MOST_REBUILT else self.steps * _LONGER // count
         if not steps or not self._leaves_gap(problem, budget, found):
             return found
-        return self._improved(problem, found, budget, Effort(steps, effort.seed + 1, effort.deadline))
+        hopeless = _HOPELESS if turn else 0
+        return self._improved(problem, found, budget, Effort(steps, effort.seed + 1 + turn, effort.deadline), hopeless)
 
     def _leaves_gap(self, problem: Problem, budget: int, found: Sequence[int]) -> bool:
         """Whether a bound leaves a gap below a schedule for which more is tried."""
