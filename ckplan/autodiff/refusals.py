@@ -43,7 +43,9 @@ def refuse_data_sized(graph: ir.Graph, wanted: Collection[ir.Value], targets: It
         counts = node.inputs if is_op(node, ("Shape", "Size")) else ()
         places = node.inputs[1:2] if is_op(node, _PLACING) and differentiated else ()
         for value in (*counts, *places, *differentiated):
-            if value is not None and (source := value.metadata_props.get(DATA_SIZED)):
+            if value is None or _is_counted_anew(value):
+                continue
+            if source := value.metadata_props.get(DATA_SIZED):
                 chosen = (
                     "choose by a mask that is multiplied by, or a Where; let each expert of a mixture see all tokens"
                 )
@@ -59,6 +61,11 @@ def refuse_data_sized(graph: ir.Graph, wanted: Collection[ir.Value], targets: It
                     "fixed sizes",
                     remedies.get(source.partition(" ")[0], chosen),
                 )
+
+
+def _is_counted_anew(value: ir.Value) -> bool:
+    """Whether a value is rows of a Loop, or these turned round: its gradient takes as many as there are in each run."""
+    return is_op(value.producer(), ("Loop", "Slice")) and value.metadata_props.get(DATA_SIZED, "").startswith("Loop ")
 
 
 def _deciding_integers(graph: ir.Graph, source: str) -> str:
