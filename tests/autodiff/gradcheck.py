@@ -46,6 +46,17 @@ class Gelu(onnx.reference.op_run.OpRun):
         return (0.5 * x * (1 + np.vectorize(math.erf, otypes=[x.dtype])(x / math.sqrt(2))),)
 
 
+class GatherElements(onnx.reference.op_run.OpRun):
+    """Along axes of any length; onnx's own goes through `np.choose`, which takes up to 32 in numpy 1, up to 64 in 2."""
+
+    op_domain = ""
+
+    def _run(self, data: Array, indices: Array, axis: int = 0) -> tuple[Array]:
+        part = [slice(size) for size in indices.shape]
+        part[axis] = slice(None)
+        return (np.take_along_axis(data[tuple(part)], indices, axis),)
+
+
 class LogSoftmax(onnx.reference.op_run.OpRun):
     """Without the infinities that the logarithm of a softmax has; opset 13 and later."""
 
@@ -76,7 +87,7 @@ class Pad(op_pad.Pad_18):
 
 def evaluator(model: onnx.ModelProto) -> onnx.reference.ReferenceEvaluator:
     """The reference evaluator of onnx, in float64 where the model is."""
-    return onnx.reference.ReferenceEvaluator(model, new_ops=[Erf, Gelu, LogSoftmax, Pad])
+    return onnx.reference.ReferenceEvaluator(model, new_ops=[Erf, GatherElements, Gelu, LogSoftmax, Pad])
 
 
 def values(*shape: int, seed: int = 0, low: float = -2.0, high: float = 2.0) -> Array:
