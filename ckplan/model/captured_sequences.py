@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ckplan.model.bodies import bodies_of
 from ckplan.model.infer import static_shape
 from ckplan.model.nested_graphs import graphs_in
-from ckplan.model.sequences import Constant, Contents, Initializer, Visit
+from ckplan.model.sequences import Constant, Contents, Initializer, Visit, emit_before, place_among
 from ckplan.operators.matching import is_op
 
 
@@ -37,10 +37,10 @@ def gather_captured(
         elements = contents.of(sequence) if is_op(inner, "SequenceAt") else None
         if not elements or sequence is None or index is None or inner.graph is None:
             continue
-        place = constant(index)
-        if place is not None:
-            if -len(elements) <= int(place.reshape(())) < len(elements):
-                _replace(inner, ir.node("Identity", [elements[int(place.reshape(()))]], name=inner.name))
+        position = constant(index)
+        if position is not None:
+            if (place := place_among(position, len(elements))) is not None:
+                _replace(inner, ir.node("Identity", [elements[place]], name=inner.name))
             continue
         if len({(static_shape(element), element.dtype) for element in elements}) > 1 or not static_shape(elements[0]):
             continue
@@ -65,20 +65,8 @@ def _inside(node: ir.Node) -> Iterator[ir.Node]:
 def _stack(node: ir.Node, elements: tuple[ir.Value, ...], visit: Visit, initializer: Initializer) -> ir.Value:
     """A tensor of all elements along a first axis, made before a node."""
     first = initializer(np.zeros(1, np.int64))
-    rows = [_before(node, "Unsqueeze", (element, first), visit) for element in elements]
-    return _before(node, "Concat", rows, visit, axis=0)
-
-
-def _before(
-    node: ir.Node, op_type: str, inputs: list[ir.Value] | tuple[ir.Value, ...], visit: Visit, **attributes: int
-) -> ir.Value:
-    graph = node.graph
-    assert graph is not None
-    fresh = ir.node(op_type, inputs, attributes, name=f"{node.name}/{op_type}_{len(graph)}")
-    fresh.outputs[0].name = f"{fresh.name}_out0"
-    graph.insert_before(node, fresh)
-    visit(fresh)
-    return fresh.outputs[0]
+    rows = [emit_before(node, visit, "Unsqueeze", element, first)[0] for element in elements]
+    return emit_before(node, visit, "Concat", *rows, axis=0)[0]
 
 
 def _replace(old: ir.Node, new: ir.Node) -> None:

@@ -55,27 +55,14 @@ class _Site:
 
     def emit(self, op_type: str, *inputs: ir.Value, outputs: int = 1, **attributes: int) -> Sequence[ir.Value]:
         """Put a node before this one; its types and shapes are inferred."""
-        graph = self.node.graph
-        assert graph is not None
-        name = f"{self.node.name}/{op_type}_{len(graph)}"
-        fresh = ir.node(op_type, inputs, attributes, num_outputs=outputs, name=name)
-        for index, output in enumerate(fresh.outputs):
-            output.name = f"{name}_out{index}"
-        graph.insert_before(self.node, fresh)
-        self.visit(fresh)
-        return fresh.outputs
+        return emit_before(self.node, self.visit, op_type, *inputs, outputs=outputs, **attributes)
 
     def position(self, index: int, count: int, default: int) -> int | None:
         """A position among ``count`` that an input gives, None if it is computed at run time or out of range."""
         value = self.input(index)
         if value is None:
             return default
-        array = self.constant(value)
-        if array is None:
-            return None
-        place = int(array.reshape(()))
-        place = place + count if place < 0 else place
-        return place if 0 <= place < count else None
+        return place_among(self.constant(value), count)
 
     def replace(self, index: int, source: ir.Value) -> None:
         """Let everybody read ``source`` instead of an output."""
@@ -87,6 +74,42 @@ class _Site:
             copy.name = name
         else:
             ir.convenience.replace_all_uses_with(output, source)
+
+
+def emit_before(
+    node: ir.Node, visit: Visit, op_type: str, *inputs: ir.Value, outputs: int = 1, **attributes: int
+) -> Sequence[ir.Value]:
+    """Put a new node before another one.
+
+    Args:
+        node: the other one.
+        visit: called with the new node; infers its types and shapes.
+        op_type: its operator.
+        inputs: what it reads.
+        outputs: how many results it has.
+        attributes: its attributes.
+
+    Returns:
+        Its results.
+    """
+    graph = node.graph
+    assert graph is not None
+    name = f"{node.name}/{op_type}_{len(graph)}"
+    fresh = ir.node(op_type, inputs, attributes, num_outputs=outputs, name=name)
+    for index, output in enumerate(fresh.outputs):
+        output.name = f"{name}_out{index}"
+    graph.insert_before(node, fresh)
+    visit(fresh)
+    return fresh.outputs
+
+
+def place_among(position: np.ndarray | None, count: int) -> int | None:
+    """The place among ``count`` that a position means, which counts from the end below 0; None for none or outside."""
+    if position is None:
+        return None
+    place = int(position.reshape(()))
+    place = place + count if place < 0 else place
+    return place if 0 <= place < count else None
 
 
 def resolve(node: ir.Node, contents: Contents, visit: Visit, constant: Constant, initializer: Initializer) -> None:

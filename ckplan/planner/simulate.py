@@ -306,19 +306,24 @@ def workspace_by_step(problem: Problem, schedule: Sequence[int], lives: Lifetime
     """Bytes of activations that each step's kernel takes beyond its outputs; see `Problem.workspaces`."""
     found = []
     for step, index in enumerate(schedule):
-        op = problem.ops[index]
         late = [buffer for buffer in _made_late(problem, index, step, lives) if not lives.returned[buffer]]
-        found.append(max(op.workspace, op.early - sum(lives.size[buffer] for buffer in late)))
+        found.append(_beyond(problem, index, late, lives))
     return found
 
 
 def _beyond_returned(problem: Problem, schedule: Sequence[int], lives: Lifetimes) -> dict[int, int]:
     """Bytes that kernels which make outputs late take beyond all of them, by step."""
     return {
-        step: max(problem.ops[index].workspace, problem.ops[index].early - sum(lives.size[buffer] for buffer in late))
+        step: _beyond(problem, index, late, lives)
         for step, index in enumerate(schedule)
         if (late := _made_late(problem, index, step, lives))
     }
+
+
+def _beyond(problem: Problem, index: int, late: Sequence[int], lives: Lifetimes) -> int:
+    """Bytes that an op's kernel takes beyond its outputs, of which it makes some buffers late."""
+    op = problem.ops[index]
+    return max(op.workspace, op.early - sum(lives.size[buffer] for buffer in late))
 
 
 def _made_late(problem: Problem, index: int, step: int, lives: Lifetimes) -> list[int]:
