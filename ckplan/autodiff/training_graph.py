@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, MutableMapping, Sequence, Set
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -14,7 +14,7 @@ from ckplan.autodiff.accumulation import Accumulation, settle_sums
 from ckplan.autodiff.anchors import Anchors
 from ckplan.autodiff.assembly import Callback, call_back, describe, merge_twins, name_gradients, name_nodes, zeros
 from ckplan.autodiff.attention.stretches import cut_again
-from ckplan.autodiff.breaks import breaks, listed, reached_beside
+from ckplan.autodiff.breaks import reached_beside
 from ckplan.autodiff.builder import Builder, Device
 from ckplan.autodiff.composites import inline_composites, refuse_own_domain
 from ckplan.autodiff.control_flow.chunks import Chunks as TimeChunks
@@ -27,6 +27,7 @@ from ckplan.autodiff.expands import add_before_copies, read_past_expands
 from ckplan.autodiff.formulas.layer_norms import join_layer_norms
 from ckplan.autodiff.formulas.softmaxes import join_softmaxes
 from ckplan.autodiff.forward_forms import ForwardForms, prepare_forward
+from ckplan.autodiff.idle import cause_of, idle_note
 from ckplan.autodiff.inline import inline_functions
 from ckplan.autodiff.loss_scale import LossScale, add_loss_scale
 from ckplan.autodiff.names import floating_tensors
@@ -48,7 +49,6 @@ from ckplan.autodiff.training_mode import (
     write_out_batch_statistics,
 )
 from ckplan.autodiff.uses import Use, uses_of
-from ckplan.display import shortened
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import PHASE
 from ckplan.model.metadata import listed_names
@@ -201,7 +201,7 @@ def build_training_graph(
         left_out={value for value in left_out if judge(value, uses.get(value, set())).trained},
         running=running.values(),
     )
-    targets, results = forward_forms.targets, forward_forms.results
+    results = forward_forms.results
     for node in graph:
         node.metadata_props[PHASE] = "forward"
 
@@ -209,7 +209,7 @@ def build_training_graph(
     asked = {str(value.name): value for value in (*selection.parameters, *selection.idle)} | others
     gradients = {name: found[value] for name, value in asked.items() if value in found}
     idle = {name: value for name, value in asked.items() if name not in gradients}
-    cause = _cause(op, idle.values(), targets, is_detached)
+    cause = cause_of(op, idle.values(), forward_forms.targets, is_detached)
     if not found:
         raise ModelError(
             f"no parameter reaches the loss ({objective.description})" + (f": {cause}" if cause else ""),
@@ -219,8 +219,7 @@ def build_training_graph(
     notes = [*forms.notes, *time_notes, *straight_notes, *region_notes, *request.notes, *selection.notes, *stored]
     if idle:
         kind = "parameter" if others.keys().isdisjoint(idle) else "tensor"
-        why = cause or f"the loss does not depend on them{_remedy(beside, idle.values())}"
-        notes.append(_idle_note(kind, idle, unused, why))
+        notes.append(idle_note(kind, idle, unused, cause, beside))
     if unused == "zero":
         gradients |= {name: zeros(op, value, results[0], scale is not None) for name, value in idle.items()}
 
@@ -230,11 +229,7 @@ def build_training_graph(
     ordered = [gradients[str(value.name)] for value in parameters] + [gradients[name] for name in retained]
     prune(graph, [*results, *ordered, *running.values()])
     notes += _write_out(op, model, anchors, wanted, forward_forms, accumulation)
-    join_running_statistics(op, dict(zip(running, list(graph.outputs)[-len(running) :], strict=False)))
-    prune(graph, list(graph.outputs))
-    merge_twins(model)
-    masks = pack_masks(op, pieces.masks)
-    refuse_idle(Pieces(masks=pieces.masks), masks)
+    masks = _merge(op, model, running, pieces.masks)
     notes += told(masks)
     notes += relabel(model)  # what needed a newer one may have been inlined
     for parameter in parameters:
@@ -279,12 +274,6 @@ def _swept(
     return backpropagate(op, wanted, seeds, factor=scale.constant, finish=scale.finish)
 
 
-def _idle_note(kind: str, names: Collection[str], unused: Unused, why: str) -> str:
-    """Say which tensors, of a kind in a word, have no gradient of their own, and why."""
-    what = "a gradient of zero" if unused == "zero" else "no gradient"
-    return f"{len(names)} {kind}(s) get {what} because {why}: {shortened([repr(name) for name in names])}"
-
-
 def _write_out(
     op: Builder,
     model: ir.Model,
@@ -318,22 +307,28 @@ def _write_out(
     return notes
 
 
-def _cause(op: Builder, idle: Collection[ir.Value], targets: Collection[ir.Value], is_detached: bool) -> str:
-    """What keeps gradients from values on their way to what is differentiated; empty where there is no such way."""
-    stops = breaks(op.graph, op.graph.opset_imports, idle, targets) if idle else []
-    if stops:
-        return f"no gradient passes {listed(stops)}"
-    return "they reach the loss only through what is detached, if at all" if is_detached else ""
+def _merge(op: Builder, model: ir.Model, running: Mapping[ir.Value, ir.Value], packed: int) -> tuple[Region, ...]:
+    """Make once what was made twice, new running statistics and masks in bits included.
 
+    Args:
+        op: builder of the training graph.
+        model: its model.
+        running: new running statistics, the last outputs, by the old ones.
+        packed: how many masks a byte is to hold; see :func:`ckplan.autodiff.packed_masks.pack_masks`.
 
-def _remedy(beside: Mapping[str, Set[ir.Value]], idle: Collection[ir.Value]) -> str:
-    """Name the output that most of the parameters without a gradient reach, if any."""
-    reaching = {name: sum(value in found for value in idle) for name, found in beside.items()}
-    most = max(reaching.values(), default=0)
-    if not most:
-        return ""
-    output = next(name for name, count in reaching.items() if count == most)
-    return f", but output '{output}' does (several --loss are summed)"
+    Returns:
+        The masks that wait for the backward pass in bits.
+
+    Raises:
+        UsageError: masks are to be packed, and there are none.
+    """
+    graph = op.graph
+    join_running_statistics(op, dict(zip(running, list(graph.outputs)[-len(running) :], strict=False)))
+    prune(graph, list(graph.outputs))
+    merge_twins(model)
+    masks = pack_masks(op, packed)
+    refuse_idle(Pieces(masks=packed), masks)
+    return tuple(masks)
 
 
 def _enter_training(op: Builder, model: ir.Model) -> TrainingForms:
