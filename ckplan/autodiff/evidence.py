@@ -28,7 +28,7 @@ from ckplan.model import is_literal
 from ckplan.model.constants import FOLDED, IN_NODE
 from ckplan.model.infer import is_vector
 from ckplan.model.literals import is_numbered
-from ckplan.model.structure import TABLE, is_one_number, is_rounded, is_unstructured, structure_of
+from ckplan.model.structure import Formula, Kind, is_one_number, is_rounded, is_unstructured, structure_of
 from ckplan.model.torch_files.exporter_metadata import (
     BUFFER,
     KIND,
@@ -130,8 +130,8 @@ def _marked(value: ir.Value) -> Verdict | None:
     stands_for = value.metadata_props.get(STANDS_FOR)
     if kind == PARAMETER or (kind is None and stands_for):
         formula = _formula(value)  # a parameter that requires no gradient is noted like any other
-        odd = formula is not None and not formula.startswith("all ")
-        return Verdict(True, not odd, formula or "")
+        odd = formula is not None and formula.kind is not Kind.EQUAL
+        return Verdict(True, not odd, str(formula or ""))
     if kind is not None:
         return Verdict(False, why="a buffer of the module" if kind == BUFFER else "")
     if stands_for is None:
@@ -167,8 +167,9 @@ def _named(value: ir.Value, uses: Set[Use]) -> Verdict | None:
     if value.shape is not None and len(value.shape) == 0:
         return Verdict(True, certain=False, why="a scalar")
     if (weight := _WEIGHT.fullmatch(name)) is not None and not _is_numbered(value):
-        of_formula = bool(weight["matrix"]) and len(value.shape or ()) > 1 and _formula(value) == TABLE
-        return Verdict(not of_formula, why=TABLE if of_formula else "")
+        formula = _formula(value) if weight["matrix"] and len(value.shape or ()) > 1 else None
+        is_table = formula is not None and formula.kind is Kind.TABLE
+        return Verdict(not is_table, why=str(formula) if is_table else "")
     if _TENSORFLOW_CONSTANT.fullmatch(name) and (uses.isdisjoint({Use.PRODUCT, Use.TABLE}) or _has_variables(value)):
         return Verdict(False, why="a constant of TensorFlow's")
     captured = _TENSORFLOW_CAPTURED.fullmatch(name) and not _is_bias_of_tensorflow(value)
@@ -193,16 +194,16 @@ def _by_values(value: ir.Value, uses: Set[Use]) -> Verdict:
         if uses == {Use.INPUT}:  # as an estimator of scikit-learn is scaled before it is fitted
             return Verdict(True, certain=False, why="read beside an input of the model")
         return Verdict(True, not odd, f"read {Use.ELEMENTWISE.value}" if odd else "")
-    if formula.startswith("all ") and uses == {Use.STATE}:
+    if formula.kind is Kind.EQUAL and uses == {Use.STATE}:
         return Verdict(False, why="a state to begin with")
-    if formula.startswith("all "):
-        is_layer = formula == "all 0" and _weighs(value)  # where a module begins with one that adds nothing
-        return Verdict(is_layer or Use.AFFINE in uses or (not numbered and uses != {Use.PLACED}), why=formula)
+    if formula.kind is Kind.EQUAL:
+        is_layer = formula.value == 0 and _weighs(value)  # where a module begins with one that adds nothing
+        return Verdict(is_layer or Use.AFFINE in uses or (not numbered and uses != {Use.PLACED}), why=str(formula))
     if Use.PRODUCT in uses and value.const_value is not None and is_rounded(value.const_value, _LEVELS):
         return Verdict(True, certain=False, why=f"{formula} in equal steps")
-    if formula.startswith(("of ", "mostly ")) and is_bias(value):  # as an LSTM begins with, ones for what it forgets
-        return Verdict(True, why=formula)
-    return Verdict(False, why=formula)
+    if formula.kind in (Kind.FEW_VALUES, Kind.MOSTLY) and is_bias(value):  # as an LSTM's: ones for what it forgets
+        return Verdict(True, why=str(formula))
+    return Verdict(False, why=str(formula))
 
 
 def _is_numbered(value: ir.Value) -> bool:
@@ -219,7 +220,8 @@ def may_be_merged(value: ir.Value, uses: Set[Use]) -> bool:
     is_read_so = not uses.isdisjoint({Use.AFFINE, Use.ELEMENTWISE})
     if told or not is_read_so or not is_vector(value) or len(set(value.consumers())) == 1:
         return False
-    return str(_formula(value)).startswith("all ")
+    formula = _formula(value)
+    return formula is not None and formula.kind is Kind.EQUAL
 
 
 def is_number_computed(value: ir.Value) -> bool:
@@ -345,5 +347,5 @@ def _has_variables(value: ir.Value) -> bool:
     return any(_TENSORFLOW_VARIABLE.fullmatch(name) for name in beside)
 
 
-def _formula(value: ir.Value) -> str | None:
+def _formula(value: ir.Value) -> Formula | None:
     return None if value.const_value is None else structure_of(value.const_value)

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-#: What `structure_of` says of sines, straight lines and the like.
-TABLE = "a table of a formula"
 #: A value at or below this is minus infinity for a softmax.
 _MASKED = -1e4
 #: How many values are looked at, at most.
@@ -42,15 +42,42 @@ _SHORT, _SEVERAL = 4, 4
 _MOSTLY = 0.9
 
 
-def structure_of(tensor: ir.TensorProtocol) -> str | None:
-    """Say in a few words what formula the values of a floating-point tensor follow.
+class Kind(Enum):
+    """What kind of formula the values of a tensor follow; each is the words that say so."""
+
+    EQUAL = "all {value:.6g}"
+    MASK = "a mask"
+    FEW_VALUES = "of {count} values"
+    MOSTLY = "mostly {value:.6g}"
+    TABLE = "a table of a formula"  # of sines, straight lines and the like
+
+
+@dataclass(frozen=True)
+class Formula:
+    """What the values of a tensor follow; as text, a few words.
+
+    Attributes:
+        kind: what kind of formula it is.
+        value: what all elements are, or most of them; 0 for kinds that have none.
+        count: how many different values were seen.
+    """
+
+    kind: Kind
+    value: float = 0.0
+    count: int = 0
+
+    def __str__(self) -> str:
+        return self.kind.value.format(value=self.value, count=self.count)
+
+
+def structure_of(tensor: ir.TensorProtocol) -> Formula | None:
+    """Say what formula the values of a floating-point tensor follow.
 
     Args:
         tensor: of any shape and size; one in another file is mapped, and only what is sampled is read.
 
     Returns:
-        ``all 0``, ``a mask``, ``of 2 values``, ``mostly 0``, ``a table of a formula``; None if there is none to be
-        seen, or if there are too few values to tell.
+        The formula; None if there is none to be seen, or if there are too few values to tell.
     """
     array = np.asarray(tensor.numpy())
     if array.size == 0:
@@ -58,21 +85,21 @@ def structure_of(tensor: ir.TensorProtocol) -> str | None:
     sample = _sampled(array)
     common, counts = np.unique(sample, return_counts=True)
     if len(common) == 1:
-        return f"all {float(common[0]) + 0.0:.6g}"  # zero has no sign
+        return Formula(Kind.EQUAL, value=float(common[0]) + 0.0, count=1)  # zero has no sign
     if common[0] <= _MASKED and (common[1:] > _MASKED).all() and len(common) <= 3:
-        return "a mask"
+        return Formula(Kind.MASK, count=len(common))
     if array.size < _SHORTEST:
         return None
     if len(common) <= max(2, sample.size // 24):
-        return f"of {len(common)} values"
+        return Formula(Kind.FEW_VALUES, count=len(common))
     most = int(counts.argmax())
     if counts[most] >= _MOSTLY * sample.size:
-        return f"mostly {float(common[most]):.6g}"
+        return Formula(Kind.MOSTLY, value=float(common[most]), count=len(common))
     narrow = array.dtype.itemsize < 4
     tolerance = 1e-2 if narrow else 1e-4
     if any(_follows_formula(array, axis, tolerance) or _are_short_sines(array, axis) for axis in range(array.ndim)):
-        return TABLE
-    return TABLE if _is_on_circles(array) else None
+        return Formula(Kind.TABLE, count=len(common))
+    return Formula(Kind.TABLE, count=len(common)) if _is_on_circles(array) else None
 
 
 def is_rounded(tensor: ir.TensorProtocol, levels: int) -> bool:
@@ -213,7 +240,7 @@ def is_unstructured(value: ir.Value) -> bool:
     if tensor is None or not tensor.dtype.is_floating_point() or tensor.size <= 1:
         return False
     formula = structure_of(tensor)
-    if formula is None or not formula.startswith("of "):
+    if formula is None or formula.kind is not Kind.FEW_VALUES:
         return formula is None
     once = without_repeats(np.asarray(tensor.numpy()))
     return once.size < tensor.size and structure_of(ir.Tensor(once)) is None

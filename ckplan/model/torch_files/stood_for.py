@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.model.structure import TABLE, are_equal, is_one_number, is_unstructured, structure_of
+from ckplan.model.structure import Kind, are_equal, is_one_number, is_unstructured, structure_of
 from ckplan.model.torch_files.exporter_metadata import (
     BUFFER,
     LINE,
@@ -137,10 +137,12 @@ def _is_of_nothing_else(value: ir.Value, sources: set[str]) -> bool:
     if tensor is None or not tensor.dtype.is_floating_point():
         return False
     formula = structure_of(tensor)
-    if formula == TABLE:
+    if formula is None:
+        return False
+    if formula.kind is Kind.TABLE:
         is_product = is_product_name(str(value.name)) or root_name(str(value.name)) == "einsum"
         return is_product or not any(map(is_constant_name, on_the_way))
-    is_equal = formula is not None and formula.startswith("all ") and not _is_zero(value)
+    is_equal = formula.kind is Kind.EQUAL and not _is_zero(value)
     return is_equal and not any(
         is_made_name(name) or is_comparison_name(name) for name in {str(value.name)} | on_the_way
     )
