@@ -7,7 +7,8 @@ out, together with what has to be recomputed (see `supply`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -60,29 +61,17 @@ def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) 
     rows = [inner for inner, outer, _ in sequences if op.wants(outer)]
     active = _active_states(op, loop, {*wanted, *rows}, dy)
     demand_static(loop.node)
-    before, after, results = loop.before, loop.after, loop.results
     forward, extra = list(body), extra_outputs(body)
     step = BackwardStep(ir.Graph([], [], nodes=[], name=f"{loop.node.name}_grad"))
-    targets: dict[ir.Value, ir.Value | None] = {}
-    for state in active:
-        targets[after[state]] = new_value(op, f"{after[state].name}_grad", after[state].dtype, dims_of(after[state]))
-    for (inner, _, track), gradient in zip(results, dy[loop.states :], strict=False):
-        if gradient is not None:
-            row = new_value(op, f"{inner.name}_grad", inner.dtype, dims_of(inner))
-            targets[inner] = row
-            step.read.append(Read(row, gradient, track))
+    targets = _targets(op, loop, active, dy, step)
     deferred = deferred_products(loop, wanted)
     outside_weights = {one.weight for one in deferred}
     summed = [value for value in wanted if value not in outside_weights]
     # The sweep starts from the running sum of each captured value's gradient, and adds to it.
     totals = {value: new_value(op, f"{value.name}_grad_sum", value.dtype, dims_of(value)) for value in summed}
     products = [one.node.outputs[0] for one in deferred]
-    sought = [*(before[i] for i in active), *rows, *summed, *products]
-    try:
-        gradients = backpropagate(inside, sought, {**targets, **totals})
-    except UnsupportedOperatorsError as error:
-        listed = ", ".join(f"{name} ({reason})" for name, reason in error.nodes)
-        raise NoGradientError(f"no gradient for {len(error.nodes)} node(s) of its body: {listed}") from error
+    sought = [*(loop.before[i] for i in active), *rows, *summed, *products]
+    gradients = _swept(inside, sought, {**targets, **totals})
     gradients = {value: gradient for value, gradient in gradients.items() if gradient is not totals.get(value)}
     old = set(forward)
     if not gradients and (loop.exact or not active):
@@ -91,48 +80,90 @@ def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) 
         return None
 
     start = next(gradient for gradient in dy if gradient is not None)
-    carried: list[tuple[ir.Value, ir.Value, ir.Value, int]] = []
+    slots = {value: len(loop.node.inputs) + place for place, value in enumerate(outside)}
+    carried = []
     for state in active:
-        seed = targets[after[state]]
-        assert seed is not None
-        end = gradients.get(before[state])
-        if end is None:
-            with inside.scope(f"{before[state].name}/grad"):
-                end = zeros(inside, before[state], seed)
-        initial = dy[state]
+        seed, initial = targets[loop.after[state]], dy[state]
+        end = _gradient_or_zeros(inside, loop.before[state], gradients, seed)
         if initial is None:
-            initial = zeros(op, after[state], start)
-        carried.append((initial, seed, end, loop.first + state))
+            initial = zeros(op, loop.after[state], start)
+        carried.append(Carried(initial, seed, end, loop.first + state))
     for value in summed:
         if value in gradients:
             initial = op.take_partial(value)
             if initial is None:
                 initial = zeros(op, value, start)
-            carried.append((initial, totals[value], gradients[value], len(loop.node.inputs) + outside.index(value)))
+            carried.append(Carried(initial, totals[value], gradients[value], slots[value]))
     made = [(index, inner, track) for index, (inner, _, track) in enumerate(sequences) if inner in gradients]
 
     late = [one for one in deferred if one.node.outputs[0] in gradients]
     add_in_products(body, [node for node in body if node not in old], gradients.values())
     backward = [node for node in body if node not in old]
-    ends = [*(end for _, _, end, _ in carried), *(gradients[inner] for _, inner, _ in made)]
+    ends = [*(one.after for one in carried), *(gradients[inner] for _, inner, _ in made)]
     ends += [gradients[one.node.outputs[0]] for one in late]
     picks = {inner.producer() for inner, *_ in loop.picked}
     values = supply(op, loop, step, [node for node in forward if node not in picks], backward, ends)
     step.graph.extend(copy_nodes(op, backward, values, "backward"))
     closed = close(BodyBuilder(op, step.graph), [values.get(value, value) for value in ends])
-    own = [Carried(i, b, end, slot) for (i, b, _, slot), end in zip(carried, closed, strict=False)]
-    step.carried[:0] = own
+    step.carried[:0] = [replace(one, after=end) for one, end in zip(carried, closed, strict=False)]
     for (index, _, track), end in zip(made, closed[len(carried) :], strict=False):
-        captured_at = len(loop.node.inputs) + outside.index(sequences[index][1]) if loop.picked else 0
-        step.made.append(Made(end, track, captured_at or loop.states + index))
+        step.made.append(Made(end, track, slots[sequences[index][1]] if loop.picked else loop.states + index))
     whole = {inner: (outer, track) for inner, outer, track in sequences}
     for one, end in zip(late, closed[len(carried) + len(made) :], strict=True):
         operands, track = whole.get(one.operand) or loop.stack(op, one.operand)
-        slot = len(loop.node.inputs) + outside.index(one.weight)
-        step.made.append(Made(end, track, slot, one, operands))
+        step.made.append(Made(end, track, slots[one.weight], one, operands))
     discard(body, reversed(backward))
     trim(extra)
     return step
+
+
+def _targets(
+    op: Builder, loop: Recurrence, active: Sequence[int], dy: Sequence[ir.Value | None], step: BackwardStep
+) -> dict[ir.Value, ir.Value]:
+    """The gradients from which the sweep starts: of the states after a step, and of its row of each result.
+
+    The rows of the results' gradients are what the step reads.
+
+    Args:
+        op: builder of the graph that holds the node.
+        loop: the recurrence.
+        active: the states whose gradients are carried.
+        dy: gradients of the node's outputs.
+        step: is told what it reads.
+    """
+    after = [loop.after[state] for state in active]
+    targets = {value: new_value(op, f"{value.name}_grad", value.dtype, dims_of(value)) for value in after}
+    for (inner, _, track), gradient in zip(loop.results, dy[loop.states :], strict=False):
+        if gradient is not None:
+            row = new_value(op, f"{inner.name}_grad", inner.dtype, dims_of(inner))
+            targets[inner] = row
+            step.read.append(Read(row, gradient, track))
+    return targets
+
+
+def _swept(
+    inside: BodyBuilder, sought: Sequence[ir.Value], targets: Mapping[ir.Value, ir.Value]
+) -> dict[ir.Value, ir.Value]:
+    """Append a backward pass to the body; the gradients that were found of what is sought.
+
+    Raises:
+        NoGradientError: the body has nodes on the way that cannot be differentiated.
+    """
+    try:
+        return backpropagate(inside, sought, targets)
+    except UnsupportedOperatorsError as error:
+        listed = ", ".join(f"{name} ({reason})" for name, reason in error.nodes)
+        raise NoGradientError(f"no gradient for {len(error.nodes)} node(s) of its body: {listed}") from error
+
+
+def _gradient_or_zeros(
+    inside: BodyBuilder, value: ir.Value, gradients: Mapping[ir.Value, ir.Value], after: ir.Value
+) -> ir.Value:
+    """The gradient of a value of the body, or zeros, which are made once another value is there."""
+    if value in gradients:
+        return gradients[value]
+    with inside.scope(f"{value.name}/grad"):
+        return zeros(inside, value, after)
 
 
 def add_in_products(graph: ir.Graph, nodes: Sequence[ir.Node], kept: Iterable[ir.Value]) -> None:
