@@ -23,7 +23,9 @@ from ckplan.errors import UsageError
 INPUT = "input"
 """The loss scale that stands for "fed at run time"."""
 
-_LARGEST = float(np.finfo(np.float16).max)
+_HALF = ("float16", 2.0**-14, float(np.finfo(np.float16).max))
+_SINGLE = ("float32", 2.0**-126, 2.0**126)
+"""Element types, and the scales that they can hold; in single precision the reciprocals of these, too."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def add_loss_scale(op: Builder, spec: float | str, targets: Iterable[ir.Value]) 
         targets: what is differentiated.
 
     Raises:
-        UsageError: the scale is no positive number, or above what a float16 loss can hold.
+        UsageError: the scale is no positive number, or one that gradients of the loss cannot be multiplied by.
     """
     if spec == INPUT:
         fed = ir.Value(name=op.unique_name("loss_scale"), type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([]))
@@ -92,10 +94,12 @@ def add_loss_scale(op: Builder, spec: float | str, targets: Iterable[ir.Value]) 
         raise UsageError(
             f"the loss scale `{spec}` is not a positive number", f"give a number such as 1024, or `{INPUT}`"
         )
-    half = [value.name for value in targets if value.dtype == ir.DataType.FLOAT16]
-    if half and scale > _LARGEST:
-        raise UsageError(
-            f"the loss scale {scale:g} is more than float16 can hold, and '{half[0]}' is float16",
-            "scale by 32768 at most",
-        )
+    for target in targets:
+        name, least, most = _HALF if target.dtype == ir.DataType.FLOAT16 else _SINGLE
+        if not least <= scale <= most:
+            size, remedy = ("more", f"{most:g} at most") if scale > most else ("less", f"{least:g} at least")
+            raise UsageError(
+                f"the loss scale {scale:g} is {size} than {name} can hold, in which gradients of '{target.name}' are",
+                f"scale by {remedy}",
+            )
     return LossScale(scale)

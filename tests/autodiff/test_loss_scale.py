@@ -148,3 +148,16 @@ def test_scales_that_cannot_be_meant(scale):
 def test_a_scale_that_the_loss_cannot_hold():
     with pytest.raises(UsageError, match="the loss scale 131072 is more than float16 can hold"):
         small(loss_scale=131072)
+
+
+@pytest.mark.parametrize(
+    ("scale", "said"), [(1e60, "more than float32 .*; scale by 8.5"), (1e-60, "less than float32 .*; scale by 1.1")]
+)
+def test_a_scale_that_single_precision_cannot_hold(scale, said):
+    with pytest.raises(UsageError, match=f"{scale:g} is {said}".replace("+", "[+]")):
+        build_training_graph(parse(MLP, **WEIGHTS), loss_scale=scale)
+
+
+def test_a_scale_that_vanishes_in_half_precision():
+    with pytest.raises(UsageError, match="is less than float16 can hold"):
+        small(loss_scale=1e-7)
