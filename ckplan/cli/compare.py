@@ -186,8 +186,7 @@ def _configured(configuration: Configuration, measured: bool, how: How) -> Compa
     targets = [replace(target, limits=replace(target.limits, measured=measured)) for target in configuration.targets]
     found = configuration.path == find_configuration(Path())
     named = "" if found else f" --config {shlex.quote(str(configuration.path))}"
-    saving = f"ckplan compare{named} --save-baseline {shlex.quote(str(configuration.baseline))}"
-    return compare_targets(targets, configuration.baseline, saving, how)
+    return compare_targets(targets, configuration.baseline, f"ckplan compare{named}", how)
 
 
 def _compared(

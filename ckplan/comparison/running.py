@@ -108,7 +108,7 @@ def compare_files(
     return Comparison((check,), notes, _RAISE_LIMIT)
 
 
-def compare_targets(targets: Sequence[Target], baseline: Path | None, saving: str, how: How) -> Comparison:
+def compare_targets(targets: Sequence[Target], baseline: Path | None, command: str, how: How) -> Comparison:
     """Check the models of a configuration against their entries in a baseline.
 
     A model that cannot be checked does not keep the others from being checked.
@@ -116,13 +116,14 @@ def compare_targets(targets: Sequence[Target], baseline: Path | None, saving: st
     Args:
         targets: the models.
         baseline: file with their baselines; None judges by budgets alone.
-        saving: the command that writes the baseline.
+        command: the command that compares these models, as remedies name it.
         how: whether to run the models, and whether to accept what they take.
 
     Raises:
         ModelError: the baseline cannot be read.
     """
     sides: Sides = {}
+    saving = "" if baseline is None else f"{command} --save-baseline {shlex.quote(str(baseline))}"
     if baseline is not None and not baseline.exists() and not how.accepting:
         raise ModelError(f"there is no file '{baseline}'", f"make the baseline: `{saving}`")
     if baseline is not None and baseline.exists():
@@ -138,7 +139,7 @@ def compare_targets(targets: Sequence[Target], baseline: Path | None, saving: st
     left = [name for name in sides if name not in {target.name for target in targets}]
     if left and baseline is not None:
         notes.append(f"'{baseline}' holds what no model of the configuration asks for: {', '.join(left)}")
-    return Comparison(tuple(checks), tuple(notes), f"to accept it: `{saving} --force`")
+    return Comparison(tuple(checks), tuple(notes), f"to accept it: `{saving} --force`" if saving else "")
 
 
 def _checked(target: Target, base: Snapshot | None, baseline: Path | None, how: How) -> tuple[Check, tuple[str, ...]]:

@@ -245,6 +245,15 @@ def test_a_configuration_is_run_without_arguments(model: Path, tmp_path: Path) -
     assert "`--dim`, `--max-regression`" in failure(elsewhere)
 
 
+def test_without_a_baseline_no_command_is_named_that_writes_one(model: Path, tmp_path: Path) -> None:
+    text = CONFIGURATION.replace('baseline = "memory.json"', "").replace("1MiB", "1KiB")
+    (tmp_path / "ckplan.toml").write_text(text, encoding="utf-8")
+    result = run("compare", "--json")
+    assert result.exit_code == 1
+    assert "save memory, or raise the budget" in failure(result)
+    assert json.loads(result.stdout)["accept"] == ""
+
+
 def test_one_bad_model_does_not_hide_the_others(model: Path, tmp_path: Path) -> None:
     text = CONFIGURATION.replace('baseline = "memory.json"', "") + "[models.three]\npath = 'missing.onnx'\n"
     (tmp_path / "pyproject.toml").write_text(
