@@ -143,7 +143,7 @@ def recomputing_instead(problem: Problem, schedule: Sequence[int], index: int) -
             for source in ops[current].inputs:
                 maker = problem.producer[source]
                 gone = maker >= 0 and source not in needed
-                if gone and ops[maker].recomputable and not ops[maker].backward:
+                if gone and ops[maker].repeatable:
                     stack.append((maker, False))
     added += [view for view in views if view not in done]
     return [*schedule[:late], *added, *schedule[late:]], added

@@ -21,10 +21,7 @@ class BufferGraph:
         self.size = [tensor.bytes for tensor in tensors]
         self.counted = [t.kind is Kind.ACTIVATION and producer[i] >= 0 for i, t in enumerate(tensors)]
         """Whether a root takes memory that can be given back."""
-        self.evictable = [
-            held and not problem.ops[producer[tensor]].backward and problem.ops[producer[tensor]].recomputable
-            for tensor, held in enumerate(self.counted)
-        ]
+        self.evictable = [held and problem.ops[producer[t]].repeatable for t, held in enumerate(self.counted)]
         self.cost = [op.cost for op in problem.ops]
         self.reads: list[tuple[tuple[int, int], ...]] = []
         """For each op the tensors that ops make and it reads, each once and with its root."""
@@ -70,7 +67,7 @@ class BufferGraph:
             self.fresh.append(fresh)
             self.need.append(problem.workspaces[index] + sum([size for _, size, _ in fresh]))
             self.overwrites.append(any(held for _, _, held in fresh))
-            kept = [base for _, base in viewed if producer[base] >= 0] if op.backward or not op.recomputable else []
+            kept = [] if op.repeatable else [base for _, base in viewed if producer[base] >= 0]
             self.held.append(tuple(kept))
             made = [] if op.backward else [base for _, base in outputs if self.counted[base]]
             for base in bases if made else ():

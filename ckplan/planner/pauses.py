@@ -169,8 +169,7 @@ def _figures(problem: Problem) -> _Figures:
         root[number] == number
         and tensor.kind is not Kind.OUTPUT
         and producer[number] >= 0
-        and not ops[producer[number]].backward
-        and ops[producer[number]].recomputable
+        and ops[producer[number]].repeatable
         for number, tensor in enumerate(problem.tensors)
     ]
     cost = np.array([op.cost for op in ops], np.float64)
@@ -215,7 +214,7 @@ def _to_run(problem: Problem, index: int, step: int, present: _Present) -> tuple
             maker = producer[tensor]
             if maker < 0 or maker in needed or present.at(tensor, step):
                 continue
-            if ops[maker].backward or not ops[maker].recomputable or len(needed) >= _CHAIN:
+            if not ops[maker].repeatable or len(needed) >= _CHAIN:
                 return None
             needed.add(maker)
             stack.append(maker)

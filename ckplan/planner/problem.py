@@ -84,6 +84,11 @@ class Op:
     late: tuple[int, ...] = ()
     early: int = 0
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether a plan may run it again: an op of the forward pass that is recomputable."""
+        return self.recomputable and not self.backward
+
 
 MOST_BYTES = 1 << 62
 """Of all tensors and all workspace of a problem: planners add them up in 64 bits."""

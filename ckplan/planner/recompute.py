@@ -132,7 +132,7 @@ def _viewing(problem: Problem) -> dict[int, _Viewing]:
     root, producer, ops = problem.view_root, problem.producer, problem.ops
 
     def runs_again(maker: int) -> bool:
-        return maker >= 0 and ops[maker].recomputable and not ops[maker].backward
+        return maker >= 0 and ops[maker].repeatable
 
     views = {t for t, base in enumerate(root) if base != t and runs_again(producer[t]) and runs_again(producer[base])}
     viewed = {root[tensor] for tensor in views}

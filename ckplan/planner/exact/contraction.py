@@ -149,9 +149,8 @@ def _nodes(problem: Problem, weight: dict[int, int], budget: int) -> dict[int, _
             stands_for.append(after | {problem.producer[tensor] for tensor in reads})
             continue
         stands_for.append({index})
-        again = op.recomputable and not op.backward
         beside = _overwritten(problem, op, weight) & reads
-        nodes[index] = _Node(reads, beside, set(makes), after, own[index], op.cost, again)
+        nodes[index] = _Node(reads, beside, set(makes), after, own[index], op.cost, op.repeatable)
     return nodes
 
 

@@ -21,7 +21,7 @@ proof, one thread searches the simplified model and then the model itself: each 
 
 def repeatable(problem: Problem) -> int:
     """How many ops may run again: what the size of the model goes by."""
-    return sum(problem.ops[index].recomputable for index in problem.forward)
+    return sum(op.repeatable for op in problem.ops)
 
 
 def finished(

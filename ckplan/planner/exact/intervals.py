@@ -62,10 +62,7 @@ class IntervalModel:
             for tensor, producer in enumerate(problem.producer)
             if producer >= 0 and root[tensor] == tensor and tensors[tensor].kind is Kind.ACTIVATION
         }
-        self.repeatable = [
-            not op.backward and op.recomputable and any(tensor in self.held for tensor in op.outputs)
-            for op in problem.ops
-        ]
+        self.repeatable = [op.repeatable and any(tensor in self.held for tensor in op.outputs) for op in problem.ops]
         self.reads = [self._reads(index) for index in range(len(problem.ops))]
         self.earliest, self.latest = self._earliest(budget), self._latest()
         self.runs: dict[int, list[_Run]] = {}
@@ -220,7 +217,7 @@ class IntervalModel:
         """Ops that make a view which an op reads and that cannot be recomputed: it stays one of the copy it was of."""
         problem = self.problem
         makers = {problem.producer[t] for t in problem.ops[index].inputs if t != base and problem.view_root[t] == base}
-        return [maker for maker in sorted(makers) if problem.ops[maker].backward or not problem.ops[maker].recomputable]
+        return [maker for maker in sorted(makers) if not problem.ops[maker].repeatable]
 
     def hint(self, schedule: Sequence[int]) -> None:
         """Start from a schedule that runs the ops in the model's order for the first time, and from no other.

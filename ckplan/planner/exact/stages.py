@@ -184,8 +184,7 @@ class _Stages:
         for index, op in enumerate(ops):
             first = self.first[index]
             latest = next((stage for stage, found in enumerate(before) if index in found), self.last)
-            repeatable = op.recomputable and not op.backward
-            for stage in range(first, self.last + 1 if repeatable else latest + 1):
+            for stage in range(first, self.last + 1 if op.repeatable else latest + 1):
                 self.runs[stage][index] = 1 if first == latest == stage else self._variable()
             if first < latest:
                 self.model.add(sum(self.runs[stage][index] for stage in range(first, latest + 1)) >= 1)

@@ -158,7 +158,7 @@ def _move(problem: Problem, index: int) -> _Move:
         outputs,
         problem.workspaces[index],
         int(Fraction(op.cost) * scale),
-        op.recomputable and not op.backward,
+        op.repeatable,
     )
 
 
