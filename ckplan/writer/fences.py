@@ -29,8 +29,11 @@ _WAVES = frozenset({"Erf", "Tanh"})
 _BECOME_PART_OF_A_CONVOLUTION = frozenset({"Clip", "HardSigmoid", "LeakyRelu", "Relu", "Sigmoid", "Tanh"})
 """What onnxruntime merges with a convolution before it (``core/optimizer/conv_activation_fusion.cc``)."""
 
-_ADDING = frozenset({"ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMean", "ReduceSum", "ReduceSumSquare"})
-"""Operators whose results depend on the order of what they add."""
+_FOLDING = frozenset(
+    {"ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd", "ReduceSum"}
+    | {"ReduceSumSquare"}
+)
+"""Operators whose results depend on the order of what they add or multiply."""
 
 
 def fence_alone(nodes: Sequence[ir.Node], edges: ControlEdges) -> None:
@@ -92,11 +95,12 @@ def fence(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> 
                 if value is not None and _is_bare(value):
                     read_instead(node, value, edges.hide(value))
             continue
-        if (made.domain, made.op_type) == (node.domain, node.op_type):
-            # A Transpose before it moved behind it: its numbers are added in another order.
-            value = node.inputs[0] if node.op_type in _ADDING and _name(node, 0) != _name(made, 0) else None
+        if _folds_otherwise(node, made):
+            value = node.inputs[0]
             if value is not None and _is_bare(value):
                 read_instead(node, value, edges.hide(value))
+            continue
+        if (made.domain, made.op_type) == (node.domain, node.op_type):
             continue
         if made.op_type == "Cast" or (made.op_type in _MOVING and node.op_type in {*_MOVING, *_QUANTISING}):
             continue
@@ -127,6 +131,16 @@ def _runs_otherwise(node: ir.Node, made: ir.Node) -> bool:
     if node.op_type == "FusedConv" and _name(node, 1) != _name(made, 1):
         return True
     return any(key in made.attributes and made.attributes[key].value != a.value for key, a in node.attributes.items())
+
+
+def _folds_otherwise(node: ir.Node, made: ir.Node) -> bool:
+    """Whether a Transpose before a sum or product moved behind it, so that its numbers come in another order.
+
+    The output is then made by that Transpose or, where the reduced axes are not kept, by the node of another input.
+    """
+    if node.op_type not in _FOLDING:
+        return False
+    return made.op_type == "Transpose" or (made.op_type == node.op_type and _name(node, 0) != _name(made, 0))
 
 
 def _name(node: ir.Node, place: int) -> str | None:

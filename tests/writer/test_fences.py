@@ -71,7 +71,7 @@ def test_a_part_of_a_fused_node_is_not_merged_with_that_of_its_repeat() -> None:
     assert len(fused) == 2
 
 
-@pytest.mark.parametrize("op_type", ["ReduceSum", "ReduceMean", "ReduceMax"])
+@pytest.mark.parametrize("op_type", ["ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax"])
 def test_what_is_added_up_is_added_in_the_planned_order(op_type: str) -> None:
     """Where a plan leaves a Transpose one reader, onnxruntime moves it behind that: a sum then goes another way."""
     model = ir.from_proto(
@@ -88,6 +88,28 @@ def test_what_is_added_up_is_added_in_the_planned_order(op_type: str) -> None:
     hidden = fence(nodes, executed, edges := ControlEdges(model.graph))
     assert hidden == edges.count == (0 if op_type == "ReduceMax" else 1)
     assert (nodes[-1].inputs[0] is transposed) == (op_type == "ReduceMax")
+
+
+@pytest.mark.parametrize("op_type", ["ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax"])
+def test_what_is_added_up_is_added_in_the_planned_order_with_the_transpose_behind_it(op_type: str) -> None:
+    """Where axes are kept the Transpose makes the output, and its own input may be read by others, an alias say."""
+    model = ir.from_proto(
+        onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["": 21]> g (float[2,4,8] x, int64[1] n) '
+            "=> (float[1,8,1] y, float[k,l,m,n] z, float[2,4,8] w) <int64[2] axes = {0, 2}> "
+            f"{{ a = Neg(x) t = Transpose<perm = [0, 2, 1]>(a) y = {op_type}<keepdims = 1>(t, axes) "
+            "z = Unsqueeze(t, n) s = Sin(t) w = Transpose<perm = [0, 2, 1]>(s) }"
+        )
+    )
+    transposed, sine = model.graph[1].outputs[0], model.graph[4].outputs[0]
+    for value in (transposed, sine):
+        value.shape, value.type = ir.Shape([2, 8, 4]), ir.TensorType(ir.DataType.FLOAT)
+    executed = executed_model(model)
+    makers = {str(value.name): node for node in executed.graph for value in node.outputs}
+    assert makers["y"].op_type == "Transpose"
+    assert "t" in makers
+    fence(list(model.graph), executed, ControlEdges(model.graph))
+    assert (model.graph[2].inputs[0] is transposed) == (op_type == "ReduceMax")
 
 
 def test_what_is_quantised_before_an_alias_has_no_alias_of_an_alias() -> None:
