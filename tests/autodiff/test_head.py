@@ -109,6 +109,9 @@ CLASSIFIERS = [
 ]
 
 NUMBERS = [
+    pytest.param(
+        "double[2,3] x", "double[2,5] variable", "variable = MatMul(x, w)", (3, 5), "a regression's", id="regression"
+    ),
     pytest.param("double[2,3] x", "double[2,1] y", "y = MatMul(x, w)", (3, 1), "one number a sample", id="one"),
     pytest.param("double[2,3] x", "double[2,1] logits", "logits = MatMul(x, w)", (3, 1), "one number", id="one-logit"),
     pytest.param(

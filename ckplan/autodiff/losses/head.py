@@ -25,6 +25,9 @@ SHAPE_ONLY = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity")
 _CHANNELS = {"MatMul": -1, "Gemm": -1, "Conv": 1, "ConvTranspose": 1}
 """Layers, and the axis of their output along which each weight makes a number of its own."""
 
+_MET = "variable"
+"""How converters of scikit-learn's models call the output of a regression; classes have other names there."""
+
 _ELEMENTWISE = ("Add", "Sub", "Mul", "Div", "Cast", "Identity")
 _POOLING = ("GlobalAveragePool", "AveragePool", "Resize", "Upsample")
 
@@ -84,6 +87,8 @@ def head_of(graph: ir.Graph, output: ir.Value) -> Head:
         return Head(output, scored_axis(output), f"it is called '{output.name}'")
     if like is not None:
         return Head(output, None, f"it has the shape of input '{like.name}'")
+    if output.name == _MET:
+        return Head(output, None, f"converters call a regression's output '{_MET}'")
     table = _vocabulary(graph, shape[-1]) if len(shape) > 1 else None
     if table is not None:
         return Head(output, len(shape) - 1, f"there is a score for each of the {shape[-1]} rows of '{table.name}'")
