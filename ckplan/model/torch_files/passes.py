@@ -24,6 +24,7 @@ from ckplan.model.torch_files.looked_up import join_looked_up
 from ckplan.model.torch_files.loss_weights import freeze_loss_weights
 from ckplan.model.torch_files.masked_weights import keep_masks
 from ckplan.model.torch_files.merged_constants import freeze_ones
+from ckplan.model.torch_files.merged_detached import merged_detached_notes
 from ckplan.model.torch_files.no_grad_blocks import no_grad_notes
 from ckplan.model.torch_files.old_exporter import folded_notes, separate_merged
 from ckplan.model.torch_files.own_gradients import own_gradient_notes
@@ -60,6 +61,7 @@ PASSES: tuple[Callable[[ir.Model], tuple[str, ...]], ...] = (
     # Where the module lets no gradient through.
     mark_padding,
     mark_detached,
+    merged_detached_notes,
     no_grad_notes,
     own_gradient_notes,
 )
