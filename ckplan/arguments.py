@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Collection, Mapping
@@ -12,6 +13,8 @@ from typing import Any
 from ckplan.display import one_line
 from ckplan.errors import UsageError
 
+LARGEST = (2 - 2.0**-23) * 2.0**127
+"""The largest number of single precision: what is multiplied by more becomes infinite."""
 _BYTES = 100
 """From this on a budget that is a ratio limits nothing."""
 _PERCENT = 10
@@ -40,6 +43,17 @@ def check_number(what: str, given: Any, least: float = 0, *, whole: bool = False
     if not is_number(given, whole=whole) or not least <= given < math.inf:
         range_ = "" if least == -math.inf else f" of at least {least:g}"
         raise UsageError(f"{what} is {shown(given)}", f"give a {'whole ' if whole else ''}number{range_}")
+
+
+def check_factor(what: str, given: Any) -> None:
+    """See that a number that tensors are multiplied by is finite in single precision, and at least 0.
+
+    Raises:
+        UsageError: it is of another kind or out of range.
+    """
+    check_number(what, given)
+    if given > LARGEST:
+        raise UsageError(f"{what} is {shown(given)}", f"give at most {LARGEST:g}")
 
 
 def check_budget(what: str, given: Any) -> None:
@@ -133,10 +147,18 @@ def path_of(what: str, given: Any) -> Path:
         given: the path.
 
     Raises:
-        UsageError: it is of another kind.
+        UsageError: it is of another kind, or no file system has such names.
     """
     check_kind(what, given, (str, os.PathLike), "give a path")
-    return Path(given)
+    path = Path(given)
+    try:
+        os.lstat(path)
+    except ValueError:
+        raise UsageError(f"{what} is {shown(str(path))}", "give a path without null characters") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UsageError(f"{what} is {shown(str(path))}, a name that is too long", "give a shorter one") from None
+    return path
 
 
 def file_to_write(path: Path, force: bool) -> Path:

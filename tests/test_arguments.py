@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ckplan.arguments import check_number, check_table, check_word, names_of
+from ckplan.arguments import check_factor, check_number, check_table, check_word, names_of, path_of
 from ckplan.errors import UsageError
 
 
@@ -55,3 +56,15 @@ def test_names_are_a_list_of_strings(given: object) -> None:
     assert names_of("`params`", {"weight": 1, "bias": 2}.keys()) == ("weight", "bias")
     with pytest.raises(UsageError, match=r"; give a list of names$"):
         names_of("`params`", given)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300, "y" * 5000])
+def test_a_name_that_no_file_system_has_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^the file is '.*; give a (path without null characters|shorter one)$"):
+        path_of("the file", tmp_path / name)
+
+
+def test_a_factor_is_finite_in_single_precision() -> None:
+    check_factor("the learning rate", float(np.finfo(np.float32).max))
+    with pytest.raises(UsageError, match=r"^the learning rate is 1e\+39; give at most 3\.40282e\+38$"):
+        check_factor("the learning rate", 1e39)

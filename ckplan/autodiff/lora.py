@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.arguments import check_number
+from ckplan.arguments import check_factor, check_number
 from ckplan.choices import parse_choice
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import STANDS_FOR
@@ -50,8 +50,9 @@ class Lora:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for option, least in (("rank", 1), ("alpha", 0), ("seed", 0)):
-            check_number(f"option `{option}` of `--lora`", getattr(self, option), least, whole=option != "alpha")
+        check_factor("option `alpha` of `--lora`", self.alpha)
+        for option, least in (("rank", 1), ("seed", 0)):
+            check_number(f"option `{option}` of `--lora`", getattr(self, option), least, whole=True)
 
     @property
     def scale(self) -> float:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckplan.arguments import file_to_write
+from ckplan.arguments import file_to_write, path_of
 from ckplan.cli.streams import details, notes, settings, stage
 from ckplan.errors import EnvironmentUnavailableError, UsageError
 
@@ -43,6 +43,7 @@ def check_output(output: Path, force: bool, *sources: Path | None) -> None:
     """
     if str(output) == "-":
         raise UsageError("a model and its reports are not written to stdout", "name a file")
+    path_of("the file to write", output)
     folder, read = output.parent, [source for source in sources if source is not None and source.exists()]
     if output.exists() and any(output.samefile(source) for source in read):
         raise UsageError(f"output {output} is a file that this command reads", "write to another file")

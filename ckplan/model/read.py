@@ -63,9 +63,10 @@ def parse(file: Path) -> ir.Model:
     """Read an ONNX file as it stands, whatever its graph says; sparse tensors become dense.
 
     Raises:
+        UsageError: no file system has such a name.
         ModelError: the file is missing, damaged or not ONNX.
     """
-    return _parse(file)[0]
+    return _parse(path_of("the model", file))[0]
 
 
 def read_proto(proto: onnx.ModelProto) -> ir.Model:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ckplan.operators.matching import is_op
 from ckplan.operators.table import operator_of
 
 
@@ -21,7 +22,15 @@ def overwritable(node: ir.Node) -> ir.Value | None:
     """The input that the node's kernel may overwrite with its first output."""
     if node.domain.startswith("com.microsoft") and node.op_type in ("Conv", "FusedConv") and len(node.inputs) > 3:
         return node.inputs[3]  # an addition that an optimiser made part of the convolution
-    return node.inputs[0] if node.inputs and operator_of(node).in_place else None
+    if not node.inputs or not operator_of(node).in_place or _is_softmax_of_doubles(node):
+        return None
+    return node.inputs[0]
+
+
+def _is_softmax_of_doubles(node: ir.Node) -> bool:
+    """Whether a node is a softmax in float64, whose kernels are registered without leave to work in place."""
+    value = node.inputs[0]
+    return is_op(node, ("Softmax", "LogSoftmax")) and value is not None and value.dtype == ir.DataType.DOUBLE
 
 
 def overwritable_on_cuda(node: ir.Node) -> ir.Value | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ckplan.arguments import check_kind, check_number, path_of
+from ckplan.arguments import check_factor, check_kind, check_number, path_of
 from ckplan.autodiff import parse_optimizer
 from ckplan.errors import CheckFailedError, UsageError
 from ckplan.isolation.arrays import Array
@@ -130,7 +130,7 @@ class Trainer:
         self._schedule = parse_schedule(schedule)
         self._stepper = stepper(self.step, self.batch // self.step.batch, optimizer, clip_norm)
         self._rate = self._default_rate(optimizer) if learning_rate is None else learning_rate
-        check_number("the learning rate", self._rate)
+        check_factor("the learning rate", self._rate)
         self._rate = float(self._rate)
         check_number("the seed", seed, whole=True)
         for option, count in (("every", every), ("patience", patience)):

@@ -225,6 +225,7 @@ def test_other_parameters_can_be_trained_besides() -> None:
         ("targets=q_proj", "`--lora targets=q_proj` matches no linear layer; there are, for example, `layer`"),
         ("ranks=2", "has no option `ranks`; its options: rank=…"),
         ("alpha=-1", "option `alpha` of `--lora` is -1.0; give a number of at least 0"),
+        ("alpha=1e60", "option `alpha` of `--lora` is 1e+60; give at most 3.40282e+38"),
         ("rank=two", "`two` does not fit option `rank` of adapter `lora`; give a whole number"),
     ],
 )

@@ -230,6 +230,7 @@ def test_a_gradient_dies_as_soon_as_its_parameter_is_updated(spec: str, copies: 
         ("sgd:weight_decay=-1", "option `weight_decay`"),
         ("sgd:learning_rate=-1", "option `learning_rate`"),
         ("adam:epsilon=-1", "option `epsilon`"),
+        ("sgd:learning_rate=1e60", "option `learning_rate` of optimizer `sgd` is 1e+60; give at most 3.40282e+38"),
     ],
 )
 def test_bad_options(spec: str, said: str) -> None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from ckplan.arguments import check_number
+from ckplan.arguments import check_factor
 from ckplan.autodiff.builder import Builder
 from ckplan.choices import spell
 from ckplan.errors import UsageError
@@ -38,13 +38,13 @@ class Optimizer(ABC):
         self.check_least("learning_rate", "weight_decay")
 
     def check_least(self, *options: str) -> None:
-        """See that options are finite and at least 0.
+        """See that options are finite in single precision and at least 0.
 
         Raises:
             UsageError: one is not.
         """
         for option in options:
-            check_number(f"option `{option}` of optimizer `{self.name}`", getattr(self, option))
+            check_factor(f"option `{option}` of optimizer `{self.name}`", getattr(self, option))
 
     def check(self, option: str, holds: bool, range_: str) -> None:
         """Hold an option to its range.
