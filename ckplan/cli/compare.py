@@ -200,6 +200,8 @@ def _compared(
         raise UsageError(
             f"there is nothing to compare '{base}' with", "name HEAD, or give --budget, or write a --save-baseline"
         )
+    if "tolerance" in given and not measured:
+        raise UsageError("`--tolerance` is that of measured peaks, and none decides", "add --measured, or leave it out")
     limits = Limits(
         max_regression=options["max_regression"], budget=budget, measured=measured, tolerance=options["tolerance"]
     )

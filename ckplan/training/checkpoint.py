@@ -259,8 +259,10 @@ def _telling_of_others(path: Path) -> Iterator[None]:
     try:
         yield
     except (AttributeError, KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else one_line(error)
         raise ModelError(
-            f"{path} is not a checkpoint of a training run ({error})", "name one that ckplan wrote"
+            f"{path} is not a checkpoint of a training run ({reason})",
+            "name one that `ckplan train` or ckplan.Trainer wrote",
         ) from None
 
 

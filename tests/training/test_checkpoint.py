@@ -121,7 +121,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"is damaged or not a safetensors file .*; name another, or remove it"):
         ckplan.read_checkpoint(folder)
     checkpoint.write_tensors(last, {"a": np.zeros(3)}, {})
-    with pytest.raises(ModelError, match="not a checkpoint of a training run"):
+    with pytest.raises(ModelError, match=r"run \(it lacks 'ckplan\.weights'\); name one that `ckplan train`"):
         ckplan.read_checkpoint(last)
 
 
