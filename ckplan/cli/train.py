@@ -30,7 +30,7 @@ _loop_options = stack(
         ),
         click.option(
             "--learning-rate", type=float, metavar="RATE",
-            help="Learning rate that the schedule starts from. Default: the file's own.",
+            help="Learning rate that the schedule starts from. Default: that of STEP or of --optimizer.",
         ),
         click.option(
             "--schedule", default="constant", show_default=True, metavar="NAME[:FIELD=VALUE,...]",
@@ -78,9 +78,9 @@ _loop_options = stack(
 def command(step: Path, data: Path, epochs: int, resume: bool, as_json: bool, **asked: Any) -> None:
     """Train with STEP, a file that `ckplan rewrite` or `ckplan grad` wrote, in onnxruntime on the CPU.
 
-    The data hold an array for each input of STEP, such as image and labels, with as many samples each. A stopped
-    training goes on with --resume as if it had not stopped. `ckplan export-weights` puts the trained weights back into
-    the model.
+    The data hold an array for each input of STEP, such as image and labels, with as many samples each. A STEP that was
+    made without an optimizer needs --optimizer. A stopped training goes on with --resume as if it had not stopped.
+    `ckplan export-weights` puts the trained weights back into the model.
     """
     from ckplan.training import checkpoint
     from ckplan.training.trainer import Trainer

@@ -110,6 +110,8 @@ def judge(request: Mapping[str, Any]) -> str:
     ):
         try:
             accept()
+        except MemoryError:  # says nothing of the file
+            raise
         except Exception as error:  # of classes of their own, all of which say the same
             return str(error).strip() or type(error).__name__
     return ""

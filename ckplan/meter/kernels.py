@@ -87,7 +87,7 @@ def job(channel: Channel) -> None:
         channel.progress("a kernel")
         try:
             taken = _timed(base64.b64decode(asked["model"]), asked["below"], pool)
-        except Exception:  # whatever the reason is, the kernel cannot be timed by itself
+        except Exception:  # whatever onnxruntime has against it: its cost is that of its shapes then
             channel.reply(None)
             continue
         if idle is None:

@@ -77,7 +77,7 @@ def read_proto(proto: onnx.ModelProto) -> ir.Model:
     """
     try:
         return ir.from_proto(proto)
-    except Exception as error:
+    except Exception as error:  # onnx-ir raises its own kinds, and Python's for what it did not expect
         reason = _reason(error)
         if _MAPS in reason:
             copy = type(proto)()
@@ -109,7 +109,7 @@ def _load(file: Path) -> tuple[ir.Model, _Read | None]:
     """Read a file; once more where onnx-ir refused an output that is a map, or refused or left out a sparse tensor."""
     try:
         model = ir.load(file)
-    except Exception as error:
+    except Exception as error:  # as in `_parse`, which tells of it where the file cannot be read otherwise either
         reason = _reason(error)
         dense = read_dense(file) if _SPARSE in reason else read_scores(file) if _MAPS in reason else None
         if dense is None:
