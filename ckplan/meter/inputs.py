@@ -84,7 +84,7 @@ def make_inputs(
         return Inputs(_read(path_of("the file of inputs", file), model))
     fed = fed_inputs(model)
     shell = ir.Graph(fed_shells(fed), (), nodes=())
-    notes = bind(shell, dims or {}, shapes_of(shell, fixed, shapes)).notes
+    notes = bind(shell, dims or {}, shapes_of(shell, fixed, shapes), originals=fed).notes
     arrays, more = {}, []
     states = initial_states(model)
     if any(_unbounded(model, value) for value in fed):

@@ -1,7 +1,8 @@
 """Give every dimension of every graph input a number: from the user, or from a documented default.
 
 A dimension that the file leaves open is bound, in this order, by a shape or dimension that the user gave, by another
-input's dimension of the same name, by evaluating its expression (``past + 1``), or by a default:
+input's dimension of the same name, by the weight of a layer that reads the input (`ckplan.model.told_sizes`), by
+evaluating its expression (``past + 1``), or by a default:
 
 ====================================================================  =====
 a dimension called batch, or a leading dimension of any other name      8
@@ -28,6 +29,7 @@ from ckplan.arguments import check_number, check_table, shown
 from ckplan.display import shortened
 from ckplan.errors import ModelError, UsageError
 from ckplan.model.expressions import evaluate
+from ckplan.model.told_sizes import told_by_weights
 from ckplan.operators.matching import is_op
 
 DEFAULT_BATCH = 8
@@ -75,6 +77,7 @@ def bind(
     dims: Mapping[str, int],
     shapes: Mapping[str, Sequence[int]],
     defaults: Defaults = Defaults(),
+    originals: Sequence[ir.Value] = (),
 ) -> Binding:
     """Make the shape of every tensor input of `graph` static, in place.
 
@@ -83,6 +86,7 @@ def bind(
         dims: dimension name -> size, for names that stand in the file.
         shapes: input name -> shape, which may also override static dimensions.
         defaults: sizes where there is nothing to go by.
+        originals: the inputs themselves, whose readers tell sizes, where `graph` holds copies of them.
 
     Raises:
         UsageError: a name is not in the model, a rank differs, or two sizes are asked of one dimension.
@@ -93,7 +97,7 @@ def bind(
     declared = _with_states({_name(value): _declared(value) for value in inputs}, shapes)
     _check_names(declared, dims, shapes)
     sizes = _symbol_sizes(declared, dims, shapes)
-    notes: list[str] = []
+    notes = _take_from_weights(originals or inputs, declared, sizes, shapes)
     reference: dict[str, tuple[int, ...]] = {}
     batches: set[tuple[int, int]] = set()
     chosen: set[str] = set()
@@ -164,6 +168,40 @@ def _with_states(
         shape = declared[name] or ()
         shapes[name] = (*shape[:axis], batch, *shape[axis + 1 :])
     return shapes
+
+
+def _take_from_weights(
+    inputs: Sequence[ir.Value],
+    declared: dict[str, tuple[int | str, ...] | None],
+    sizes: dict[str, int],
+    given: Mapping[str, Sequence[int]],
+) -> list[str]:
+    """Give open dimensions the sizes that weights tell.
+
+    Args:
+        inputs: inputs of the graph, with their readers.
+        declared: input name -> its shape in the file, as of `_declared`; nameless dimensions become numbers in it.
+        sizes: sizes by name of the dimension that are known already; gets those of named ones.
+        given: input name -> the shape that the user gave; these inputs stay as they are.
+
+    Returns:
+        Notes, one for each size.
+    """
+    notes = []
+    for value in inputs:
+        name = _name(value)
+        shape = declared.get(name)
+        if shape is None or name in given or not any(isinstance(size, str) for size in shape[1:]):
+            continue
+        for axis, (size, weight) in told_by_weights(value, len(shape)).items():
+            symbol, shape = shape[axis], declared[name] or ()
+            if symbol == "":
+                declared[name] = (*shape[:axis], size, *shape[axis + 1 :])
+                notes.append(f"input '{name}': dimension {axis} is {size}, as '{weight}' tells")
+            elif isinstance(symbol, str) and symbol.isidentifier() and symbol not in sizes:
+                sizes[symbol] = size
+                notes.append(f"dimension '{symbol}' is {size}, as '{weight}' tells")
+    return notes
 
 
 def _is_state(shape: tuple[int | str, ...]) -> bool:

@@ -158,8 +158,9 @@ def normalise(
 def _open_sizes(model: ir.Model, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> Binding:
     """What binding the inputs of a model would choose, without doing it."""
     listed = set(model.graph.initializers.values())
-    inputs = [ir.Value(name=v.name, shape=v.shape, type=v.type) for v in model.graph.inputs if v not in listed]
-    return bind(ir.Graph(inputs, (), nodes=()), dims, shapes)
+    fed = [value for value in model.graph.inputs if value not in listed]
+    copies = [ir.Value(name=value.name, shape=value.shape, type=value.type) for value in fed]
+    return bind(ir.Graph(copies, (), nodes=()), dims, shapes, originals=fed)
 
 
 def _normalised(
