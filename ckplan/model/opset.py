@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
+from ckplan.display import one_line
 from ckplan.errors import ModelError
 from ckplan.isolation.evaluate import MEMORY, SECONDS, EvaluationError, evaluate
 from ckplan.isolation.folders import no_room, temporary_folder
 from ckplan.keys import CONSTANT
 from ckplan.model.converted import mark_versions, put_right
 from ckplan.model.function_constants import share_constants
+from ckplan.model.function_opsets import level_functions, other_versions
 from ckplan.model.validity import check_calls
 from ckplan.operators.gradients import find
 from ckplan.operators.matching import is_op
@@ -33,6 +35,7 @@ _POOLS_OPSET = 22
 _POOLS = ("AveragePool", "LpPool", "MaxPool")
 EXPORT_AGAIN = "the exporter wrote it so: export it again with another version of it, or to another opset"
 """What to do about a file that no size of its inputs makes valid."""
+_ONE_OPSET = "export the model and its functions with one opset"
 _SCAN_OPSET = 9
 _UNCHANGED_OPSET = 18
 _CHANGED = ("DFT", "GridSample", "GroupNormalization")
@@ -78,6 +81,7 @@ def lift(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     for identifier in own:
         del model.functions[identifier]
     share_constants(model)
+    level_functions(model)
     mark_versions(model)
     lifted = model if _means_the_same(model, version) else _through_proto(model, version)
     if lifted is model:
@@ -225,11 +229,18 @@ def _through_proto(model: ir.Model, version: int) -> ir.Model:
         if unknown := _unknown_operator(model, version) or _unknown_domain(model):
             raise ModelError(f"the file is not valid: {unknown}", EXPORT_AGAIN) from error
         reason = clean(str(error))[:300]
+        if others := other_versions(model):
+            raise ModelError(f"{others}: they cannot be brought together ({reason})", _ONE_OPSET) from error
         raise ModelError(
             f"the model cannot be converted from opset {version} to {MINIMUM_OPSET} ({reason})",
             f"export it with opset {MINIMUM_OPSET} or newer",
         ) from error
-    lifted = ir.from_proto(proto)
+    try:
+        lifted = ir.from_proto(proto)
+    except ir.serde.SerdeError as error:
+        if others := other_versions(model):
+            raise ModelError(f"{others}: they cannot be brought together ({one_line(error)})", _ONE_OPSET) from error
+        raise
     _hand_on_marks(graph, lifted.graph)
     if not model.functions:  # bodies that were inlined have constants of their own
         for node in lifted.graph.all_nodes():
