@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from ckplan.arguments import check_kind
+from ckplan.arguments import check_kind, is_number, shown
+from ckplan.errors import UsageError
 from ckplan.planner.copies import Copies
 from ckplan.planner.peak import live_bytes
 from ckplan.planner.problem import Kind, Op, Problem
@@ -273,10 +274,17 @@ def simulate(
 
 
 def _check_ops(problem: Problem, schedule: Sequence[int]) -> None:
-    """Raise ValueError for ids of no op, and for ops that run again and must not: a second draw is another number."""
+    """See that ids are those of ops, and that none runs again that must not: a second draw is another number.
+
+    Raises:
+        ValueError: one is of no op, or of an op that may run only once and stands there twice.
+        UsageError: one is no whole number.
+    """
     ops = problem.ops
     seen: set[int] = set()
     for index in schedule:
+        if type(index) is not int and not is_number(index, whole=True):
+            raise UsageError(f"an op id of the schedule is {shown(index)}", "give whole numbers from 0 on")
         if not 0 <= index < len(ops):
             raise ValueError(f"there is no op {index}, the ids of {len(ops)} ops begin at 0")
         if index in seen and not ops[index].recomputable:

@@ -122,6 +122,8 @@ def with_weights(source: Path, weights: Mapping[str, Array]) -> ir.Model:
                 f"{list(tensor.shape.numpy())} in {source}",
                 "give the model that the step was made from",
             )
+        if array.dtype.kind == "c":
+            raise UsageError(f"weight '{name}' is of complex numbers", "give real ones, as a checkpoint has")
         _set(holder, array, tensor)
     return model
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckplan.errors import UsageError
 from ckplan.planner import Kind, Problem, live_at, lower_bound, recompute_schedule, simulate, working_set
 from ckplan.planner.peak import live_bytes
 from tests.planner.problems import ProblemBuilder, chain, problems
@@ -190,6 +192,11 @@ def test_schedules_that_cannot_run_are_refused() -> None:
     for alien in (-1, len(problem.ops)):
         with pytest.raises(ValueError, match=f"there is no op {alien}, the ids of {len(problem.ops)} ops begin at 0"):
             simulate(problem, [*range(len(problem.ops)), alien])
+    for alien_id in ("0", 0.5, True, None):
+        with pytest.raises(UsageError, match=f"an op id of the schedule is {alien_id!r}; give whole numbers from 0 on"):
+            simulate(problem, [alien_id])  # type: ignore[list-item]
+    ids = [np.int64(op) for op in range(len(problem.ops))]
+    assert simulate(problem, ids) == simulate(problem, range(len(ids)))  # type: ignore[arg-type]
 
 
 def test_what_must_not_run_again_is_not_run_again() -> None:

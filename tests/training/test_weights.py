@@ -183,6 +183,9 @@ def test_weights_may_be_those_of_a_torch_module(tmp_path: Path) -> None:
     asking = {NAMES[0]: torch.ones(10, 6, requires_grad=True)}
     with pytest.raises(UsageError, match=r"weight 'first.weight' is no array: Can't call numpy"):
         ckplan.export_weights(tmp_path / "net.onnx", asking, tmp_path / "other.onnx")
+    complex_ = {NAMES[0]: given[NAMES[0]].astype(np.complex64)}
+    with pytest.raises(UsageError, match=r"weight 'first.weight' is of complex numbers; give real ones"):
+        ckplan.export_weights(tmp_path / "net.onnx", complex_, tmp_path / "other.onnx")
 
 
 def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
