@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ckplan.autodiff import build_training_graph
-from tests.autodiff.gradcheck import infer, node_model, reference
+from tests.autodiff.gradcheck import infer, node_model, parse, reference
 
 
 def slopes(op_type: str, x: list[float], *rest: np.ndarray, **attributes: object) -> np.ndarray:
@@ -36,6 +36,17 @@ def slopes(op_type: str, x: list[float], *rest: np.ndarray, **attributes: object
 @pytest.mark.filterwarnings("ignore:divide by zero")
 def test_functions_of_one_number(op_type, attributes, places, expected):
     np.testing.assert_allclose(slopes(op_type, [float(place) for place in places], **attributes), expected)
+
+
+@pytest.mark.parametrize("cut", ["Relu(x)", "Clip(x, zero)"])
+def test_a_root_of_what_is_cut_off_at_zero_has_no_slope_there(cut):
+    model = parse(
+        f"g (double[3] x) => (double loss) {{ c = {cut} r = Sqrt(c) loss = ReduceSum <keepdims = 0> (r) }}",
+        **({"zero": np.asarray(0.0)} if "zero" in cut else {}),
+    )
+    training = build_training_graph(model, loss="loss", wrt=["x"])
+    found = reference(training.model, {"x": np.asarray([-1.0, 0.0, 4.0])})
+    np.testing.assert_array_equal(found["x_grad"], [0, 0, 0.25])
 
 
 def test_the_slope_of_prelu_counts_at_zero():

@@ -177,3 +177,58 @@ def test_a_squeeze_leaves_axes_that_are_longer_than_one(tmp_path: Path, free: bo
     session = onnxruntime.InferenceSession(path)
     (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     np.testing.assert_allclose(found, module(x).detach().numpy(), rtol=1e-5)
+
+
+class Distances(nn.Module):
+    """Distances of points from a layer to others, one of them at none from its own."""
+
+    def __init__(self, norm: float, mode: str) -> None:
+        super().__init__()
+        self.head, self.norm, self.mode = nn.Linear(4, 3), norm, mode
+
+    def forward(self, x):
+        points = self.head(x)
+        others = torch.cat([points[:, :2], points.flip(1) + 1], 1)
+        return torch.cdist(points, others, self.norm, self.mode).square().sum() + points.sum()
+
+
+@pytest.mark.parametrize("points", [5, 30])
+@pytest.mark.parametrize("mode", ["use_mm_for_euclid_dist_if_necessary", "donot_use_mm_for_euclid_dist"])
+@pytest.mark.parametrize("norm", [1.0, 2.0, float("inf")])
+def test_distances_are_written(tmp_path: Path, norm: float, mode: str, points: int) -> None:
+    torch.manual_seed(0)
+    module, x = Distances(norm, mode), torch.randn(2, points, 4)
+    path = ckplan.export(module, (x,), tmp_path / "net.onnx", input_names=["x"])
+    training = ckplan.build_training_graph(ckplan.load(path).model)
+    module.double()(x.double()).backward()
+    found = gradients_by(training, {"x": x.numpy()})
+    assert_like_torch(found, {name: p.grad.numpy() for name, p in module.named_parameters()})
+
+
+def test_distances_by_another_norm_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ckplan.CkplanError, match="distances by the norm of 3"):
+        ckplan.export(Distances(3.0, "donot_use_mm_for_euclid_dist"), (torch.randn(2, 5, 4),), tmp_path / "net.onnx")
+
+
+class RunningProducts(nn.Module):
+    """How much light is left behind each sample of a ray, as radiance fields have it; some of it stops all."""
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.head, self.axis = nn.Linear(4, 3), axis
+
+    def forward(self, x):
+        left = self.head(x) * (x[..., :1] > -0.5)
+        return (torch.cumprod(left, self.axis) * x[..., :3]).sum()
+
+
+@pytest.mark.parametrize("samples", [1, 6, 8])
+@pytest.mark.parametrize("axis", [1, -1, -2])
+def test_running_products_are_written(tmp_path: Path, axis: int, samples: int) -> None:
+    torch.manual_seed(0)
+    module, x = RunningProducts(axis), torch.randn(2, samples, 4)
+    path = ckplan.export(module, (x,), tmp_path / "net.onnx", input_names=["x"])
+    training = ckplan.build_training_graph(ckplan.load(path).model)
+    module.double()(x.double()).backward()
+    found = gradients_by(training, {"x": x.numpy()})
+    assert_like_torch(found, {name: p.grad.numpy() for name, p in module.named_parameters()})

@@ -14,6 +14,10 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DETACH, DOMAIN
 from ckplan.autodiff.reading import required_input
 from ckplan.autodiff.registry import rule
+from ckplan.operators.matching import is_op
+
+_CUTTING = ("Clip", "Relu")
+"""Operators that may cut off at zero, so that a root behind them has a value everywhere."""
 
 
 @rule("Identity", factor="pass")
@@ -54,8 +58,13 @@ def log(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 
 @rule("Sqrt")
 def sqrt(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Derivative 1 / (2 y)."""
-    return [op.Div(op.Mul(dy[0], 0.5), node.outputs[0])]
+    """Derivative 1 / (2 y).
+
+    Behind a Clip or a Relu it is 0 where y is 0: what is cut off there has no slope, and 0 times infinity is no number.
+    """
+    y = node.outputs[0]
+    root = op.Where(op.Greater(y, 0.0), y, math.inf) if is_op(required_input(node, 0).producer(), _CUTTING) else y
+    return [op.Div(op.Mul(dy[0], 0.5), root)]
 
 
 @rule("Reciprocal")

@@ -4,8 +4,8 @@ Of a cross-entropy with label smoothing it writes one without (``aten_cross_entr
 ``scatter_reduce`` takes the mean of it writes the last (``aten_scatter_reduce``), an average that is divided by a
 number of its own it divides by the size of the window (``aten_avg_pool2d``), and an axis that ``squeeze`` leaves, being
 longer than 1, it removes, which no runtime does (``aten_squeeze_dim``). A cross-entropy of probabilities becomes one of
-labels, which no runtime loads, and a bag of embeddings a sequence, padding and all (``aten_embedding_bag``). Here they
-are written out as torch has them.
+labels, which no runtime loads, and a bag of embeddings a sequence, padding and all (``aten_embedding_bag``). Running
+products, and distances between two sets, it does not write at all. Here they are written out as torch has them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     import torch
 
     return {
+        torch.ops.aten._cdist_forward.default: _distances,
         torch.ops.aten.avg_pool2d.default: _average(2),
         torch.ops.aten.avg_pool3d.default: _average(3),
         torch.ops.aten.cross_entropy_loss.default: _cross_entropy,
+        torch.ops.aten.cumprod.default: _running_products,
         torch.ops.aten.embedding_bag.padding_idx: _embedding_bag,
         torch.ops.aten.scatter_reduce.two: _scatter_reduce,
         torch.ops.aten.squeeze.dim: _squeeze,
@@ -101,6 +103,56 @@ def _cross_entropy_of_probabilities(self: Any, target: Any, weight: Any, kind: s
     if kind == "none":
         return losses
     return op.ReduceMean(losses, keepdims=0) if kind == "mean" else op.ReduceSum(losses, keepdims=0)
+
+
+def _distances(x1: Any, x2: Any, p: float, compute_mode: int | None = None) -> Any:
+    """Write ``aten::_cdist_forward``: distances [..., P, R] of points [..., P, M] and [..., R, M].
+
+    Euclidean ones of many points torch itself writes otherwise, as roots of ``|a|^2 - 2 a b + |b|^2``.
+
+    Raises:
+        NotImplementedError: the norm is not that of 1, 2 or infinity.
+    """
+    from onnxscript import opset18
+
+    op: Any = opset18
+
+    del compute_mode  # of which there is one here
+    last = op.Constant(value_ints=[-1])
+    differences = op.Sub(op.Unsqueeze(x1, op.Constant(value_ints=[-2])), op.Unsqueeze(x2, op.Constant(value_ints=[-3])))
+    if p == 1:
+        return op.ReduceL1(differences, last, keepdims=0)
+    if p == 2:
+        return op.ReduceL2(differences, last, keepdims=0)
+    if p == math.inf:
+        return op.ReduceMax(op.Abs(differences), last, keepdims=0)
+    raise NotImplementedError(f"distances by the norm of {p}; those of 1, 2 and infinity are written")
+
+
+def _running_products(self: Any, dim: int, dtype: int | None = None) -> Any:
+    """Write ``aten::cumprod``: each pass multiplies with what lies twice as far before, so that few passes do.
+
+    Raises:
+        NotImplementedError: the axis is of a free size.
+    """
+    from onnxscript import opset18
+
+    op: Any = opset18
+
+    products = self if dtype in (None, -1) else op.Cast(self, to=dtype)
+    if not len(self.shape):
+        return op.Identity(products)
+    size = self.shape[dim]
+    if not isinstance(size, int):
+        raise NotImplementedError(f"running products along an axis of a free size, {size}")
+    axis, first, distance = op.Constant(value_ints=[dim]), op.Constant(value_ints=[0]), 1
+    while distance < size:
+        before = op.Slice(products, first, op.Constant(value_ints=[size - distance]), axis)
+        begun = op.Slice(products, first, op.Constant(value_ints=[distance]), axis)
+        rest = op.Slice(products, op.Constant(value_ints=[distance]), op.Constant(value_ints=[size]), axis)
+        products = op.Concat(begun, op.Mul(rest, before), axis=dim)
+        distance *= 2
+    return products if size > 1 else op.Identity(products)
 
 
 def _embedding_bag(
