@@ -102,14 +102,14 @@ def add_loss(op: Builder, spec: str | None) -> Loss:
     by_name = {str(value.name): value for value in op.graph.outputs}
     if spec in by_name:
         return Loss(_scalar(by_name[spec]), f"the model's output '{spec}'")
-    kind, _, chosen = spec.partition(":")
+    kind, colon, chosen = spec.partition(":")
     if kind not in LOSSES:
         near = difflib.get_close_matches(spec, [*by_name, *LOSSES], n=3)
         raise UsageError(
             f"`{spec}` is neither a loss nor an output of the model",
             f"did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else _choices(by_name),
         )
-    if chosen and chosen not in by_name:
+    if colon and chosen not in by_name:
         near = difflib.get_close_matches(chosen, by_name, n=3)
         raise UsageError(
             f"the model has no output `{chosen}`",
