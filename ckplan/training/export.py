@@ -18,6 +18,7 @@ from ckplan.arguments import check_table, path_of
 from ckplan.autodiff.lora import Layer, Lora
 from ckplan.errors import UsageError
 from ckplan.isolation.arrays import Array
+from ckplan.model.function_constants import share_constants
 from ckplan.model.linear_models import write_linear_models
 from ckplan.model.read import read
 from ckplan.model.saving import save
@@ -30,6 +31,7 @@ from ckplan.model.torch_files.old_exporter import separate_merged
 from ckplan.model.torch_files.repeats import join_repeated
 from ckplan.model.torch_files.ties import has_made_up_name
 from ckplan.model.torch_files.unfold import unfold
+from ckplan.model.validity import check_calls
 from ckplan.model.weights import scratch_folder
 from ckplan.operators.matching import is_op
 from ckplan.training.adapters import insert_adapters, merged
@@ -80,6 +82,12 @@ def export_weights(
         return save(model, output, force=force)
 
 
+_OF_FUNCTIONS = (
+    "; if it is that one, the weight is a constant of a local function that is called once: inline functions first "
+    "(onnx.inliner.inline_local_functions), and make the step from that"
+)
+
+
 def with_weights(source: Path, weights: Mapping[str, Array]) -> ir.Model:
     """A model as it is in its file, with other weights; see `export_weights`.
 
@@ -100,12 +108,14 @@ def with_weights(source: Path, weights: Mapping[str, Array]) -> ir.Model:
     if not weights.keys() <= names:
         separate_merged(model)
         separate_statistics(model.graph, weights)
+        check_calls(model)
+        share_constants(model)
         names = {name for name, _, _ in _holders(model)}
     if lacking := [name for name in weights if name not in names]:
         raise UsageError(
             f"the weights are of another model: {len(lacking)} of {len(weights)} are not in {source}, such as "
             f"'{lacking[0]}'",
-            "give the model that the step was made from",
+            "give the model that the step was made from" + (_OF_FUNCTIONS if model.functions else ""),
         )
     copies = dict(_copies(model, weights))
     for name, holder, tensor in list(_holders(model)):
