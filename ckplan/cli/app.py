@@ -149,6 +149,10 @@ def exit_code_of(run: Callable[[], Any], settings: Settings) -> int:
                 message += _REMEDIES.get(error.errno or 0, "")
             kind = EnvironmentUnavailableError
             return fail(message, kind.exit_code, settings, kind.__name__)
+        if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("ckplan"):
+            message = f"Python package {error.name} is not installed; install ckplan again with what it needs"
+            kind = EnvironmentUnavailableError
+            return fail(message, kind.exit_code, settings, kind.__name__)
         message = _blame(settings.arguments)
         if message:
             return fail(message, ModelError.exit_code, settings, ModelError.__name__)

@@ -52,6 +52,11 @@ def raising(error: BaseException) -> Callable[[], Any]:
             5,
             f"[Errno {errno.ENAMETOOLONG}] File name too long: 'x.onnx'; give a shorter name",
         ),
+        (
+            ModuleNotFoundError("No module named 'onnx_ir'", name="onnx_ir"),
+            5,
+            "Python package onnx_ir is not installed; install ckplan again with what it needs",
+        ),
         (click.UsageError("No such option: --nope"), 2, "No such option: --nope"),
         (ValueError("a\nb"), 3, "ValueError: a b; this is a bug; re-run with --debug and report what it shows"),
     ],
