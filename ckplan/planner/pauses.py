@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +23,7 @@ Factors = Callable[[int], Sequence[float]]
 """What to multiply so many prices with."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(NamedTuple):
     """A stretch of the schedule over which a tensor need not be alive.
 
     Attributes:
@@ -54,17 +55,24 @@ class Pauses:
         live: bytes of activations that are alive at each step.
         budget: bytes of activations.
         factors: asked for what to multiply prices with, so that other pauses are the cheapest; None for nothing.
+        most_cost: seconds that running again after a pause may take.
     """
 
     def __init__(
-        self, problem: Problem, copies: Copies, live: Integers, budget: int, factors: Factors | None = None
+        self,
+        problem: Problem,
+        copies: Copies,
+        live: Integers,
+        budget: int,
+        factors: Factors | None = None,
+        most_cost: float = math.inf,
     ) -> None:
-        figures = _figures(problem)
+        figures = self.figures = _figures(problem)
         tensor, start, stop = _gaps(copies, figures.may_pause)
         over = np.maximum(live - budget, 0)
         steps, total = np.append(0, np.cumsum(over > 0)), np.append(0, np.cumsum(over))
         gain = np.minimum(total[stop] - total[start + 1], copies.bytes[tensor] * (steps[stop] - steps[start + 1]))
-        spans = np.flatnonzero(gain > 0)
+        spans = np.flatnonzero((gain > 0) & (figures.cost[figures.producer[tensor]] <= most_cost))
         tensor, self.start, self.stop, gain = tensor[spans], start[spans], stop[spans], gain[spans]
         maker = figures.producer[tensor]
         self.maker, self.bytes, self.gain = maker.tolist(), copies.bytes[tensor].tolist(), gain.tolist()
@@ -72,33 +80,22 @@ class Pauses:
         self.least = figures.cost[maker] / gain
         if self.factor is not None:
             self.least *= self.factor
+        self.ranks = list(zip(self.least.tolist(), self.start.tolist(), self.stop.tolist(), strict=True))
+        self.most_cost = most_cost
         self.problem, self.present, self.over = problem, _Present.of(copies), over
         self.known: dict[int, Pause | None] = {}
 
-    def cheapest_first(self, among: Integers | None = None) -> Iterator[Pause]:
-        """The pauses from the lowest price to the highest, the earlier first of those of one price.
-
-        Args:
-            among: numbers of pauses to leave it at, in the order of the least that they may cost; None for all.
-        """
+    def cheapest_first(self) -> Iterator[Pause]:
+        """The pauses from the lowest price to the highest, the earlier first of those of one price."""
         waiting: list[tuple[float, int, int, int, Pause]] = []
-        for number in map(int, self.in_order() if among is None else among):
-            least = self.least[number], self.start[number], self.stop[number], number
+        for number in np.lexsort((self.stop, self.start, self.least)).tolist():
+            least = *self.ranks[number], number
             while waiting and waiting[0] <= least:
                 yield heappop(waiting)[-1]
             if (pause := self._pause(number)) is not None:
                 heappush(waiting, (pause.price, pause.start, pause.stop, number, pause))
         while waiting:
             yield heappop(waiting)[-1]
-
-    def disjoint(self) -> list[Pause]:
-        """Pauses that do not overlap, chosen greedily."""
-        chosen: list[Pause] = []
-        left = self.in_order()
-        while (pause := next(self.cheapest_first(left), None)) is not None:
-            chosen.append(pause)
-            left = left[(self.stop[left] <= pause.start) | (self.start[left] >= pause.stop)]
-        return chosen
 
     def together(self, most: int) -> list[Pause]:
         """Pauses, the cheapest first, each of which still lowers the excess that those before it leave.
@@ -117,20 +114,15 @@ class Pauses:
                     break
         return list(chosen.values())
 
-    def in_order(self) -> Integers:
-        """The numbers of all pauses in the order of the least that they may cost."""
-        return np.lexsort((self.stop, self.start, self.least))
-
     def _pause(self, number: int) -> Pause | None:
         """A pause by its number; None if what it needs cannot run again, or is too much."""
         if number not in self.known:
-            stop = int(self.stop[number])
-            again = _to_run(self.problem, self.maker[number], stop, self.present)
+            _, start, stop = self.ranks[number]
+            again = _to_run(self.figures, self.maker[number], stop, self.present)
             self.known[number] = None
-            if again is not None:
-                cost = self.problem.schedule_cost(again)
+            if again is not None and (cost := self.problem.schedule_cost(again)) <= self.most_cost:
                 price = cost / self.gain[number] * (1.0 if self.factor is None else self.factor[number])
-                self.known[number] = Pause(price, int(self.start[number]), stop, self.bytes[number], cost, again)
+                self.known[number] = Pause(price, start, stop, self.bytes[number], cost, again)
         return self.known[number]
 
 
@@ -155,11 +147,15 @@ class _Figures:
         producer: for each tensor the op that makes it, or -1.
         cost: seconds of each op.
         may_pause: for each tensor whether its memory can be given back, and an op that may run again makes it.
+        reads: for each op what it reads that ops make, with these ops.
+        repeatable: for each op whether it may run again.
     """
 
     producer: Integers
     cost: npt.NDArray[np.float64]
     may_pause: npt.NDArray[np.bool_]
+    reads: list[tuple[tuple[int, int], ...]]
+    repeatable: list[bool]
 
 
 @lru_cache(maxsize=4)
@@ -172,8 +168,13 @@ def _figures(problem: Problem) -> _Figures:
         and ops[producer[number]].repeatable
         for number, tensor in enumerate(problem.tensors)
     ]
-    cost = np.array([op.cost for op in ops], np.float64)
-    return _Figures(np.array(producer, np.int64), cost, np.array(may_pause, bool))
+    return _Figures(
+        np.array(producer, np.int64),
+        np.array([op.cost for op in ops], np.float64),
+        np.array(may_pause, bool),
+        [tuple((t, producer[t]) for t in dict.fromkeys(op.inputs) if producer[t] >= 0) for op in ops],
+        [op.repeatable for op in ops],
+    )
 
 
 @dataclass(frozen=True)
@@ -181,40 +182,38 @@ class _Present:
     """From which step to which the copies of tensors are there.
 
     Attributes:
-        span: more than there are steps.
-        made: for each copy its tensor times the span, plus the step that makes it; sorted.
-        ends: the last step at which it is there.
+        first: for each tensor the place of its first copy; and the end.
+        made: the steps that make the copies, tensor by tensor.
+        ends: the last step at which each is there.
     """
 
-    span: int
+    first: list[int]
     made: list[int]
     ends: list[int]
 
     @classmethod
     def of(cls, copies: Copies) -> _Present:
         """Those of a schedule."""
-        span, buffer = len(copies.ops) + 1, copies.buffers
-        made = copies.tensor * span + copies.made
-        order = np.argsort(made)
-        ends = np.where(buffer[:-1] >= 0, copies.last[buffer[:-1]], span)
-        return cls(span, made[order].tolist(), ends[order].tolist())
-
-    def at(self, tensor: int, step: int) -> bool:
-        """Whether there is a copy of a tensor right before a step that can be read in it."""
-        place = bisect_left(self.made, tensor * self.span + step) - 1
-        return place >= 0 and self.made[place] >= tensor * self.span and self.ends[place] >= step
+        buffer = copies.buffers
+        order = np.argsort(copies.tensor * (len(copies.ops) + 1) + copies.made)
+        ends = np.where(buffer[:-1] >= 0, copies.last[buffer[:-1]], len(copies.ops))
+        count = np.bincount(copies.tensor, minlength=len(copies.bytes))
+        return cls([0, *np.cumsum(count).tolist()], copies.made[order].tolist(), ends[order].tolist())
 
 
-def _to_run(problem: Problem, index: int, step: int, present: _Present) -> tuple[int, ...] | None:
+def _to_run(figures: _Figures, index: int, step: int, present: _Present) -> tuple[int, ...] | None:
     """The ops to run so that an op can run before a step, itself included; None if that is impossible or too much."""
-    ops, producer = problem.ops, problem.producer
+    reads, repeatable = figures.reads, figures.repeatable
+    first, made, ends = present.first, present.made, present.ends
     needed, stack = {index}, [index]
     while stack:
-        for tensor in ops[stack.pop()].inputs:
-            maker = producer[tensor]
-            if maker < 0 or maker in needed or present.at(tensor, step):
+        for tensor, maker in reads[stack.pop()]:
+            if maker in needed:
                 continue
-            if not ops[maker].repeatable or len(needed) >= _CHAIN:
+            copy = bisect_left(made, step, first[tensor], first[tensor + 1]) - 1
+            if copy >= first[tensor] and ends[copy] >= step:
+                continue  # it can be read right before the step
+            if not repeatable[maker] or len(needed) >= _CHAIN:
                 return None
             needed.add(maker)
             stack.append(maker)

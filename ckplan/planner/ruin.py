@@ -13,11 +13,11 @@ import random
 import time
 from collections.abc import Sequence
 from functools import partial
+from statistics import NormalDist
 
 import numpy as np
 
 from ckplan.planner.copies import Copies
-from ckplan.planner.phases import without_dead_repeats
 from ckplan.planner.problem import Problem
 from ckplan.planner.recompute import with_views
 from ckplan.planner.retain import retain
@@ -25,10 +25,12 @@ from ckplan.planner.shave import shave
 
 _SHARES = (0.03, 0.07, 0.15, 0.3)
 """Shares of the repeats that are left out at once."""
-_SPREADS = (0.0, 0.3, 1.0)
-"""Standard deviations of the logarithm of a factor of the prices that shaving goes by."""
-_TOGETHER = 8
-"""How many tensors give way at once."""
+_FACTORS = (
+    None,
+    *(tuple(math.exp(NormalDist(0.0, spread).inv_cdf((n + 0.5) / 256)) for n in range(256)) for spread in (0.3, 1.0)),
+)
+"""Of which the factors are drawn of the prices that shaving goes by: quantiles of logarithmic normal distributions,
+of which it is drawn in a fifth of the time."""
 _LEEWAY = 1.03
 """How much more than is allowed a schedule may cost before repeats are dropped where there is room."""
 
@@ -59,20 +61,21 @@ def rebuilt(
     for _ in range(steps):
         if cost <= problem.cost or time.monotonic() > deadline:
             break
-        spread = rng.choice(_SPREADS)
+        factors = rng.choice(_FACTORS)
         left = with_views(problem, _ruined(problem, best, rng))
-        found = shave(problem, left, budget, cost * _LEEWAY, partial(_factors, rng, spread), _TOGETHER)
+        drawn = None if factors is None else partial(_drawn, rng, factors)
+        found = shave(problem, left, budget, cost * _LEEWAY, drawn)
         if found is None:
             continue
-        found = retain(problem, without_dead_repeats(problem, found), budget)
+        found = retain(problem, found, budget)
         if (total := problem.schedule_cost(found)) < cost:
             best, cost = found, total
     return best
 
 
-def _factors(rng: random.Random, spread: float, count: int) -> list[float]:
-    """Random factors whose logarithms have a standard deviation."""
-    return [math.exp(rng.gauss(0.0, spread)) for _ in range(count)]
+def _drawn(rng: random.Random, factors: Sequence[float], count: int) -> list[float]:
+    """So many of some factors, at random."""
+    return rng.choices(factors, k=count)
 
 
 def _ruined(problem: Problem, schedule: Sequence[int], rng: random.Random) -> list[int]:

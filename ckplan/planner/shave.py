@@ -16,7 +16,7 @@ import numpy as np
 
 from ckplan.planner.copies import Copies, Integers
 from ckplan.planner.pauses import Factors, Pause, Pauses
-from ckplan.planner.peak import peak_of
+from ckplan.planner.peak import live_bytes
 from ckplan.planner.problem import Problem
 from ckplan.planner.recompute import with_views
 
@@ -24,6 +24,9 @@ _ROUNDS = 400
 """How often the schedule is looked at anew at most."""
 _FURTHEST = 1.5
 """How many times the budget a schedule may take: one that takes more is no longer a matter of single peaks."""
+_TOGETHER = 8
+"""How many changes are made at once, though each leaves something else. That takes a fraction of the time, and costs
+less than many more at once, or than only those that do not overlap."""
 _SINGLE = 48
 """How many changes are tried by themselves where several at once do not help."""
 _ROUNDING = 1e-9
@@ -36,7 +39,6 @@ def shave(
     budget: int,
     most_cost: float = float("inf"),
     factors: Factors | None = None,
-    together: int = 0,
 ) -> list[int] | None:
     """A schedule within a budget, made of one that exceeds it.
 
@@ -46,34 +48,32 @@ def shave(
         budget: bytes of activations.
         most_cost: seconds that the schedule must not exceed.
         factors: asked for what to multiply prices with, so that other changes are the cheapest; None for nothing.
-        together: how many changes to make at once that overlap; 0 for those alone that do not. That takes a fraction of
-            the time, and what the first of them leave may be lowered for less.
 
     Returns:
         Op ids in execution order, or None where nothing lowers the excess any further, or too much is missing.
     """
-    if peak_of(problem, schedule) > _FURTHEST * budget:
-        return None
     best = list(schedule)
-    copies = Copies.of(problem, tuple(best))
-    live = copies.live()
+    live = live_bytes(problem, best)
+    if live.max(initial=0) > _FURTHEST * budget:
+        return None
+    copies, cost = Copies.of(problem, tuple(best)), problem.schedule_cost(best)
     for _ in range(_ROUNDS):
         excess = _excess(live, budget)
         if excess == 0:
             return best
-        pauses = Pauses(problem, copies, live, budget, factors)
-        left = most_cost - problem.schedule_cost(best) + _ROUNDING * problem.cost
-        for chosen in _attempts(pauses, together):
+        left = most_cost - cost + _ROUNDING * problem.cost
+        pauses = Pauses(problem, copies, live, budget, factors, left)
+        for chosen in _attempts(pauses):
             if sum(pause.cost for pause in chosen) > left:
                 continue
             changed = _with_repeats(problem, best, chosen)
             after = Copies(problem, changed)
             alive = after.live()
-            if _excess(alive, budget) < excess and problem.schedule_cost(changed) <= most_cost:
+            if _excess(alive, budget) < excess and (total := problem.schedule_cost(changed)) <= most_cost:
                 break
         else:
             return None
-        best, copies, live = changed, after, alive
+        best, copies, live, cost = changed, after, alive, total
     return best if _excess(live, budget) == 0 else None
 
 
@@ -82,9 +82,9 @@ def _excess(live: Integers, budget: int) -> int:
     return int(np.maximum(live - budget, 0).sum())
 
 
-def _attempts(pauses: Pauses, together: int) -> Iterator[Sequence[Pause]]:
-    """Pauses to make use of at once: some together or as many as do not overlap, then ever fewer, then single ones."""
-    chosen = pauses.together(together) if together else pauses.disjoint()
+def _attempts(pauses: Pauses) -> Iterator[Sequence[Pause]]:
+    """Pauses to make use of at once: some together, then ever fewer, then single ones."""
+    chosen = pauses.together(_TOGETHER)
     while len(chosen) > 1:
         yield chosen
         chosen = chosen[: len(chosen) // 2]
