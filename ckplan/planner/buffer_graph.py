@@ -36,6 +36,8 @@ class BufferGraph:
         self.outputs: list[tuple[tuple[int, int], ...]] = []
         self.viewed: list[tuple[tuple[int, int], ...]] = []
         """The views that an op makes, each with its root."""
+        self.makes_views: list[bool] = []
+        """Whether there are any."""
         self.views_of: list[list[int]] = [[] for _ in tensors]
         """The views of a root."""
         self.fresh: list[tuple[tuple[int, int, tuple[int, ...]], ...]] = []
@@ -60,6 +62,7 @@ class BufferGraph:
             self.touched.append(tuple([base for base in touched if self.counted[base]]))
             self.outputs.append(outputs)
             self.viewed.append(viewed)
+            self.makes_views.append(bool(viewed))
             for tensor, base in viewed:
                 self.views_of[base].append(tensor)
             allocated = [t for t, base in outputs if base == t and self.counted[t]]

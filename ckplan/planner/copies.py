@@ -32,6 +32,11 @@ class Rows:
     count: Integers
     values: Integers
 
+    @cached_property
+    def single(self) -> bool:
+        """Whether each list has one number, as in most graphs those of what ops make."""
+        return bool((self.count == 1).all())
+
     @classmethod
     def of(cls, lists: Sequence[Sequence[int]]) -> Rows:
         """The given lists, one for each op."""
@@ -47,6 +52,9 @@ class Rows:
 
     def along(self, schedule: Integers) -> tuple[Integers, Integers, Integers]:
         """The lists of the ops of a schedule: for each entry its step and its value; and where each step's begin."""
+        if self.single:
+            steps = np.arange(len(schedule))
+            return steps, self.values[schedule], steps
         count = self.count[schedule]
         first = np.cumsum(count) - count
         step = np.repeat(np.arange(len(schedule)), count)
@@ -173,15 +181,22 @@ class Copies:
 
     def needed(self) -> npt.NDArray[np.bool_]:
         """For each step whether it is a first run or makes something that a needed step reads."""
-        needed = ~self.again
         maker = self.made[self.read]
         repeated = self.again[maker]
-        pairs = zip(self.reader[repeated].tolist(), maker[repeated].tolist(), strict=True)
-        found = needed.tolist()
-        for reader, made in reversed(list(pairs)):
-            if found[reader]:
-                found[made] = True
-        return np.array(found, bool)
+        reader, maker = self.reader[repeated], maker[repeated]
+        readers = np.bincount(maker, minlength=len(self.ops))
+        needed = ~self.again | (readers > 0)
+        dead = np.flatnonzero(~needed).tolist()
+        if dead:
+            left, makers = readers.tolist(), maker.tolist()
+            begin = np.searchsorted(reader, np.arange(len(self.ops) + 1)).tolist()
+            for step in dead:  # grows, as nothing else may read what one of them reads
+                for made in makers[begin[step] : begin[step + 1]]:
+                    left[made] -= 1
+                    if not left[made]:
+                        dead.append(made)
+            needed[dead] = False
+        return needed
 
     def live(self) -> Integers:
         """Bytes of activations that are alive while each step runs, workspace included."""
@@ -231,6 +246,8 @@ class Copies:
     def _overwrite(self, buffer: Integers, of: Integers, last: Integers, size: Integers, freed: Integers) -> None:
         """Let kernels overwrite what nothing else reads any more: it is freed before they allocate."""
         numbers = self._numbers
+        if not len(numbers.overwriting.values):
+            return
         step, output, first = numbers.overwriting.along(self.ops)
         if not len(step):
             return

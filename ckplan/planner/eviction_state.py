@@ -12,6 +12,7 @@ _FORESIGHTS = 12
 """How often in the seconds of a step it is asked what has to run again for what is gone by then."""
 _ROUNDING = 1 + 1e-9
 """By how much sums of seconds may differ that are added up in another order."""
+_NONE: Set[int] = frozenset()
 
 
 class Eviction:
@@ -151,18 +152,12 @@ class Eviction:
 
     def _execute(self, index: int) -> bool:
         """Run an op; whether that was done: a beginning ends where memory runs out."""
-        graph, live, version = self.graph, self.live, self.version
-        need = graph.need[index]
+        graph, live, version, evictable = self.graph, self.live, self.version, self.evictable
+        need, fresh = graph.need[index], graph.fresh[index]
         overwritten: tuple[int, ...] = ()
-        fresh = graph.fresh[index]
-        for tensor, size, sources in fresh if graph.overwrites[index] else ():
-            for held in sources:
-                if held not in overwritten and not self.pins[held] and self._is_last_use(held, index):
-                    overwritten = (*overwritten, held)
-                    if not self.evictable[held]:
-                        self._hold(tensor)  # nothing can recompute what this is made from
-                    need -= size
-                    break
+        if graph.overwrites[index]:
+            overwritten = self._overwritten(index)
+            need -= sum([graph.size[held] for held in overwritten])
         if self.total + need > self.budget:
             if self.score is None:
                 return False
@@ -170,18 +165,32 @@ class Eviction:
         for held in overwritten:
             self._free(held)
         for tensor, size, _ in fresh:
-            if self.evictable[tensor] or not live[tensor]:
-                version[tensor] += 1  # else a view that cannot be recomputed holds the old one
             if not live[tensor]:
+                version[tensor] += 1
                 live[tensor] = True
                 self.total += size
-        for tensor, base in graph.viewed[index]:
-            self.made_from[tensor] = version[base]
-        for base in graph.held[index]:
-            self._hold(base)
+            elif evictable[tensor]:
+                version[tensor] += 1  # else a view that cannot be recomputed holds the old one
+        if graph.makes_views[index]:
+            for tensor, base in graph.viewed[index]:
+                self.made_from[tensor] = version[base]
+            for base in graph.held[index]:
+                self._hold(base)
         self.schedule.append(index)
         self.cost += graph.cost[index]
         return True
+
+    def _overwritten(self, index: int) -> tuple[int, ...]:
+        """The roots whose memory an op takes."""
+        overwritten: tuple[int, ...] = ()
+        for tensor, _, sources in self.graph.fresh[index]:
+            for held in sources:
+                if held not in overwritten and not self.pins[held] and self._is_last_use(held, index):
+                    overwritten = (*overwritten, held)
+                    if not self.evictable[held]:
+                        self._hold(tensor)  # nothing can recompute what this is made from
+                    break
+        return overwritten
 
     def _is_last_use(self, base: int, index: int) -> bool:
         """Whether nothing reads a root after the op that runs now, nor needs it for being recomputed."""
@@ -269,20 +278,23 @@ class Eviction:
             if live[base] and self.evictable[base]:
                 stamps[base] += 1
                 heappush(heap, (score(base), base, stamps[base]))
-        self.unjudged.clear()
+        just: Set[int] = self.unjudged  # until the first one goes their scores hold
+        self.unjudged = set()
         read, pinned = self.graph.bases[index], []
         while self.total + need > self.budget and heap:
-            _, base, stamp = heappop(heap)
+            judged, base, stamp = entry = heappop(heap)
             if stamp != stamps[base] or not live[base]:
                 continue
             if pins[base] or base in read:
-                pinned.append(base)
+                pinned.append(entry)
                 continue
-            judged = score(base)
-            if heap and judged > heap[0][0]:
-                heappush(heap, (judged, base, stamp))
-            else:
-                self._free(base)
-                self.evicted.add(base)
-        for base in pinned:
-            heappush(heap, (score(base), base, stamps[base]))
+            if base not in just:
+                judged = score(base)
+                if heap and judged > heap[0][0]:
+                    heappush(heap, (judged, base, stamp))
+                    continue
+            self._free(base)
+            self.evicted.add(base)
+            just = _NONE
+        for entry in pinned:
+            heappush(heap, entry)

@@ -18,6 +18,7 @@ from ckplan.planner.peak import peak_of
 from ckplan.planner.problem import Problem
 from ckplan.planner.search import (
     PORTFOLIO,
+    Limit,
     Schedule,
     cuts_within,
     evictions,
@@ -41,6 +42,12 @@ _QUICK = 3
 """How many weights of eviction are tried at each of them."""
 _STEP = 0.93
 """Ratio of one budget to the next on the way down to the lowest peak."""
+
+_LEEWAY = 1.3
+"""How many times the cost of the cheapest seed a schedule may cost before as much is retained as there is room for: for
+313 graphs and budgets none became the cheapest that had cost more than 1.27 times what was found before."""
+_PROMISING = 1.02
+"""How many times the cost of the cheapest seed one in another order may cost for more to be made in that order."""
 
 _SQUEEZES = 8
 """How many schedules are tried to lower the peak for one that is tried to lower the cost."""
@@ -202,19 +209,41 @@ class Kept(Generic[Item]):
 
 
 def _made_seeds(problem: Problem, budget: int, order: Schedule, most: float) -> Iterator[tuple[str, list[int]]]:
-    methods = (
-        evictions(problem, budget, order, most),
-        cuts_within(problem, budget),
-        segmented_schedules(problem, budget, order, most),
-        (shave(problem, other, budget, most) for other in (order, *other_orders(problem))),
-        (
-            evict(problem, budget, other, weights, most)
-            for other in other_orders(problem)
-            for weights in PORTFOLIO[: tries(problem, _QUICK)]
-        ),
-    )
-    for name, candidates in zip(_METHODS, methods, strict=True):
-        yield from ((name, schedule) for schedule in within(problem, candidates, budget))
+    cheapest = math.inf
+
+    def limit() -> float:
+        """Seconds from which a schedule is given up before it is known what there is room to retain of it."""
+        return min(most, cheapest * _LEEWAY)
+
+    for name, candidates in _methods(problem, budget, order, most, limit):
+        for schedule in within(problem, candidates, budget, limit):
+            cost = problem.schedule_cost(schedule)
+            cheapest = min(cheapest, cost)
+            yield name, schedule
+            if name == _METHODS[-1] and cost > cheapest * _PROMISING:
+                break
+
+
+def _methods(
+    problem: Problem, budget: int, order: Schedule, most: float, limit: Limit
+) -> Iterator[tuple[str, Iterator[Schedule | None]]]:
+    """The methods by name, the last one once for each other order."""
+    eviction, cuts, by_segments, shaving, elsewhere = _METHODS
+    yield eviction, evictions(problem, budget, order, most)
+    yield cuts, cuts_within(problem, budget)
+    yield by_segments, segmented_schedules(problem, budget, order, most, limit)
+    others = other_orders(problem)
+    yield shaving, (shave(problem, other, budget, limit()) for other in (order, *others))
+    for other in others:
+        yield elsewhere, _evictions_along(problem, budget, other, limit)
+
+
+def _evictions_along(problem: Problem, budget: int, order: Schedule, limit: Limit) -> Iterator[Schedule]:
+    """Schedules by eviction along another order, until one is given up."""
+    for weights in PORTFOLIO[: tries(problem, _QUICK)]:
+        if (schedule := evict(problem, budget, order, weights, limit())) is None:
+            break
+        yield schedule
 
 
 def lowest(problem: Problem, most_cost: float, effort: Effort) -> list[int]:

@@ -101,8 +101,11 @@ def _gaps(problem: Problem, schedule: tuple[int, ...]) -> _Gaps:
     touching, base, _ = figures.touched.along(copies.ops)
     touches = np.sort(base * span + touching)
     last = touches[np.searchsorted(touches, made * span + at) - 1] % span
-    start = last + 1 - np.isin(copies.ops[last] * len(figures.held) + made, figures.overwriting)
-    step, first, count = np.unique(at, return_index=True, return_counts=True)
+    start = last + 1
+    if len(figures.overwriting):
+        start -= np.isin(copies.ops[last] * len(figures.held) + made, figures.overwriting)
+    first = np.flatnonzero(np.diff(at, prepend=-1))
+    step, count = at[first], np.diff(first, append=len(at))
     size = copies.bytes[made]
     total = np.add.reduceat(size, first)
     order = np.lexsort((step, -figures.cost[copies.ops[step]] / np.maximum(total, 1)))

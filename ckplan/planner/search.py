@@ -8,6 +8,7 @@ Heuristics 17, 2011) in a large neighbourhood.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -53,6 +54,8 @@ _OTHER_ORDERS = 3
 """Along how many orders schedules are made."""
 
 Schedule = Sequence[int]
+Limit = Callable[[], float]
+"""Asked for the seconds that a schedule may cost, which may become fewer as others are found."""
 
 
 def tries(problem: Problem, most: int) -> int:
@@ -66,10 +69,14 @@ def other_orders(problem: Problem) -> Sequence[Schedule]:
     return [order for order in orders(problem) if order != best][: tries(problem, _OTHER_ORDERS) - 1]
 
 
-def within(problem: Problem, candidates: Iterable[Schedule | None], budget: int) -> Iterator[list[int]]:
-    """Those candidates that keep to a budget, with as little recomputation as it has room for."""
+def within(
+    problem: Problem, candidates: Iterable[Schedule | None], budget: int, limit: Limit = lambda: math.inf
+) -> Iterator[list[int]]:
+    """Those candidates that keep to a budget and cost no more, with as little recomputation as it has room for."""
     for schedule in candidates:
-        if schedule is not None and peak_of(problem, schedule) <= budget:
+        if schedule is None or problem.schedule_cost(schedule) > limit():
+            continue
+        if peak_of(problem, schedule) <= budget:
             yield retain(problem, schedule, budget)
 
 
@@ -86,11 +93,13 @@ def evictions(problem: Problem, budget: int, order: Schedule, most_cost: float) 
         yield evict(problem, budget, order, weights, most_cost)
 
 
-def segmented_schedules(problem: Problem, budget: int, order: Schedule, most_cost: float) -> Iterator[Schedule | None]:
+def segmented_schedules(
+    problem: Problem, budget: int, order: Schedule, most_cost: float, limit: Limit
+) -> Iterator[Schedule | None]:
     """Schedules for segmentations of several sizes: boundaries kept, all else run again; and boundaries dear to evict.
 
     Without boundaries a tight budget makes eviction thrash: long chains of recomputations evict each other's results.
-    The arguments are those of `evictions`.
+    The arguments are those of `evictions`, and what may be less than ``most_cost`` by the time.
     """
     done: dict[float, list[tuple[frozenset[int], Pass]]] = {}
     for power in (0.5, 0.1):
@@ -102,7 +111,7 @@ def segmented_schedules(problem: Problem, budget: int, order: Schedule, most_cos
             if any(one.is_same(boundary, instead_of=other) for other, one in passes):
                 continue  # and the same schedule was given before, or is of those without boundaries
             bias = [_KEEP if tensor in boundary else 1.0 for tensor in range(len(problem.tensors))]
-            found = evicting(problem, budget, order, Weights(time_power=power, bias=bias), most_cost)
+            found = evicting(problem, budget, order, Weights(time_power=power, bias=bias), limit())
             passes.append((boundary, found))
             yield found.schedule
 

@@ -14,6 +14,7 @@ from ckplan.errors import CkplanError
 from ckplan.planner import Problem
 from ckplan.planner.order import best_order, orders
 from ckplan.planner.peak import ALIKE, peak_of
+from ckplan.planner.search import within
 from ckplan.planner.shave import shave
 from ckplan.planner.strategies import STRATEGIES, auto
 from ckplan.planner.strategies.auto import Auto
@@ -102,6 +103,23 @@ def test_shaving_keeps_the_budget_and_runs_every_op(problem: Problem, share: flo
         if schedule is not None:
             assert peak_of(problem, schedule) <= budget
             assert list(dict.fromkeys(schedule)) == list(order)
+
+
+def test_tensors_give_way_together_though_their_pauses_overlap() -> None:
+    problem = random_graph(509, most=250)
+    order = best_order(problem)
+    schedule = shave(problem, order, int(0.75 * peak_of(problem, order)))
+    # +26.2 % where only those give way together whose pauses do not overlap.
+    assert schedule is not None
+    assert problem.schedule_cost(schedule) < 1.2 * problem.cost
+
+
+def test_as_much_is_retained_only_of_what_does_not_cost_too_much() -> None:
+    problem = uneven_chain(16, seed=12)
+    order = list(best_order(problem))
+    peak, dear = peak_of(problem, order), [*order[:2], *order[1:]]
+    assert list(within(problem, [dear, None], peak)) == [order]
+    assert not list(within(problem, [dear], peak, lambda: problem.cost))
 
 
 def test_a_few_bytes_less_are_worth_no_seconds() -> None:

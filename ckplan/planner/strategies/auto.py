@@ -335,9 +335,12 @@ class Auto(Strategy):
         for strategy in (*_QUICK, *thorough):
             if effort.over or most_cost <= least * (1 + _ROUNDING):
                 break
-            # What costs a little more may cost less with what there is room for retained; quick ones are asked for it.
-            found = strategy.cheaper(problem, budget, math.inf if strategy in _QUICK else most_cost)
-            if found is None:
+            if strategy in _QUICK:
+                # What costs a little more may cost less with what there is room for retained; no plan is made of it.
+                found: Sequence[int] | None = strategy.best(problem, strategy.schedules(problem), budget)
+            else:
+                found = strategy.cheaper(problem, budget, most_cost)
+            if found is None or peak_of(problem, found) > budget:
                 continue
             retained = retain(problem, found, budget)
             if (cost := problem.schedule_cost(retained)) < most_cost:

@@ -77,6 +77,26 @@ class Strategy(ABC):
             return None
         return plan.schedule if plan.cost < most_cost else None
 
+    def best(self, problem: Problem, candidates: Iterable[Sequence[int]], budget: int | None) -> Sequence[int]:
+        """The candidate of the lowest `merit`.
+
+        Args:
+            problem: the ops and tensors.
+            candidates: valid schedules, at least one.
+            budget: bytes of activations that the plan must not exceed, if any.
+
+        Raises:
+            ValueError: there is none.
+        """
+
+        def merit(schedule: Sequence[int]) -> tuple[float, float, float]:
+            return self.merit(peak_of(problem, schedule), problem.schedule_cost(schedule), budget)
+
+        best = min(candidates, key=merit, default=None)
+        if best is None:
+            raise ValueError("it offers no schedule")
+        return best
+
     def choose(
         self,
         problem: Problem,
@@ -101,14 +121,7 @@ class Strategy(ABC):
             InfeasibleError: it exceeds the budget.
             ValueError: there is no schedule, or the best one is not valid.
         """
-
-        def merit(schedule: Sequence[int]) -> tuple[float, float, float]:
-            return self.merit(peak_of(problem, schedule), problem.schedule_cost(schedule), budget)
-
-        best = min(candidates, key=merit, default=None)
-        if best is None:
-            raise ValueError("it offers no schedule")
-        plan = make_plan(problem, str(self), best)
+        plan = make_plan(problem, str(self), self.best(problem, candidates, budget))
         peak = plan.predicted.peak_activations
         if budget is not None and peak > budget:
             needed, allowed = format_unlike(peak, budget)
