@@ -49,6 +49,16 @@ def test_a_root_of_what_is_cut_off_at_zero_has_no_slope_there(cut):
     np.testing.assert_array_equal(found["x_grad"], [0, 0, 0.25])
 
 
+@pytest.mark.parametrize(("limit", "selections"), [(0.0, 1), (-1.0, 1), (0.25, 0)])
+def test_a_root_of_what_stays_above_zero_is_differentiated_as_ever(limit, selections):
+    model = parse(
+        "g (double[3] x) => (double loss) { c = Clip(x, limit) r = Sqrt(c) loss = ReduceSum <keepdims = 0> (r) }",
+        limit=np.asarray(limit),
+    )
+    training = build_training_graph(model, loss="loss", wrt=["x"])
+    assert [node.op_type for node in training.model.graph].count("Where") == selections
+
+
 def test_the_slope_of_prelu_counts_at_zero():
     np.testing.assert_allclose(slopes("PRelu", [0.0], np.asarray([0.3])), [0.3])
 
