@@ -1,0 +1,1 @@
+"""Networks with something in them changed: what is almost a known form must not be taken for it."""
