@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.strategies_compared import random_graph
 from ckplan.errors import CkplanError
 from ckplan.planner import Problem
+from ckplan.planner.frontier import Effort, cheapest
 from ckplan.planner.order import best_order, orders
 from ckplan.planner.peak import ALIKE, peak_of
 from ckplan.planner.search import within
@@ -112,6 +113,18 @@ def test_tensors_give_way_together_though_their_pauses_overlap() -> None:
     # +26.2 % where only those give way together whose pauses do not overlap.
     assert schedule is not None
     assert problem.schedule_cost(schedule) < 1.2 * problem.cost
+
+
+@pytest.mark.parametrize(
+    ("seed", "share", "most"),
+    # Dearer where an order is left after a schedule that fails (+47.3 %), or that costs far more (+46.4 and +24.5 %).
+    [(504, 0.5, 1.3), (502, 0.5, 1.42), (529, 0.45, 1.21)],
+)
+def test_near_the_lowest_peak_other_orders_are_not_left_too_soon(seed: int, share: float, most: float) -> None:
+    problem = random_graph(seed, most=250)
+    found = cheapest(problem, int(share * peak_of(problem, best_order(problem))), Effort(0))
+    assert found is not None
+    assert problem.schedule_cost(found) < most * problem.cost
 
 
 def test_as_much_is_retained_only_of_what_does_not_cost_too_much() -> None:
