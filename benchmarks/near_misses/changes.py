@@ -5,7 +5,7 @@ A change is made in place and returns what it did, or None where the model has n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
@@ -247,12 +247,7 @@ def _insert(model: onnx.ModelProto, at: int, nodes: list[onnx.NodeProto]) -> Non
 
 
 def _made_before(model: onnx.ModelProto, at: int) -> list[str]:
-    return [name for name in _names(model, at) if name]
-
-
-def _names(model: onnx.ModelProto, at: int) -> Iterator[str]:
-    for node in model.graph.node[:at]:
-        yield from node.output
+    return [name for node in model.graph.node[:at] for name in node.output if name]
 
 
 def _alike(name: str, other: str, kinds: Kinds) -> bool:

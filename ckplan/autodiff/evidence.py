@@ -28,7 +28,15 @@ from ckplan.model import is_literal
 from ckplan.model.constants import FOLDED, IN_NODE
 from ckplan.model.infer import is_vector
 from ckplan.model.literals import is_numbered
-from ckplan.model.structure import Formula, Kind, is_one_number, is_rounded, is_unstructured, structure_of
+from ckplan.model.structure import (
+    Formula,
+    Kind,
+    has_one_value,
+    is_one_number,
+    is_rounded,
+    is_unstructured,
+    structure_of,
+)
 from ckplan.model.torch_files.exporter_metadata import (
     BUFFER,
     KIND,
@@ -220,8 +228,7 @@ def may_be_merged(value: ir.Value, uses: Set[Use]) -> bool:
     is_read_so = not uses.isdisjoint({Use.AFFINE, Use.ELEMENTWISE})
     if told or not is_read_so or not is_vector(value) or len(set(value.consumers())) == 1:
         return False
-    formula = _formula(value)
-    return formula is not None and formula.kind is Kind.EQUAL
+    return value.const_value is not None and has_one_value(value.const_value)
 
 
 def is_number_computed(value: ir.Value) -> bool:

@@ -194,9 +194,9 @@ def _take_from_weights(
         if shape is None or name in given or not any(isinstance(size, str) for size in shape[1:]):
             continue
         for axis, (size, weight) in told_by_weights(value, len(shape)).items():
-            symbol, shape = shape[axis], declared[name] or ()
+            symbol = shape[axis]
             if symbol == "":
-                declared[name] = (*shape[:axis], size, *shape[axis + 1 :])
+                shape = declared[name] = (*shape[:axis], size, *shape[axis + 1 :])
                 notes.append(f"input '{name}': dimension {axis} is {size}, as '{weight}' tells")
             elif isinstance(symbol, str) and symbol.isidentifier() and symbol not in sizes:
                 sizes[symbol] = size

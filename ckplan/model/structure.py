@@ -263,6 +263,12 @@ def first_along(array: np.ndarray[Any, Any], axes: Iterable[int]) -> np.ndarray[
     return array
 
 
+def has_one_value(tensor: ir.TensorProtocol) -> bool:
+    """Whether all elements are equal, as those of scales and biases are at first."""
+    formula = structure_of(tensor)
+    return formula is not None and formula.kind is Kind.EQUAL
+
+
 def is_one_number(value: ir.Value) -> bool:
     """Whether an initializer holds one number that is neither zero nor one, as what `zeros_like` makes is."""
     tensor = value.const_value

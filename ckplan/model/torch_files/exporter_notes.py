@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
+from ckplan.model.structure import has_one_value
 from ckplan.model.torch_files.exporter_metadata import (
     KIND,
     LINE,
@@ -24,7 +25,6 @@ from ckplan.model.torch_files.exporter_metadata import (
     parameters_of,
     root_name,
 )
-from ckplan.model.torch_files.merged_nodes import has_one_value
 from ckplan.operators.matching import is_op
 
 _BATCH_NORM_IN_TRAINING = re.compile(r"_native_batch_norm_legit\w*\.default\]\(args = \(.*, True, ")

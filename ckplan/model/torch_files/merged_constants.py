@@ -20,6 +20,7 @@ import onnx_ir as ir
 
 from ckplan.keys import FROZEN, STANDS_FOR
 from ckplan.model.constants import copy_initializer
+from ckplan.model.structure import has_one_value
 from ckplan.model.torch_files.exporter_metadata import (
     KIND,
     LINE,
@@ -30,7 +31,6 @@ from ckplan.model.torch_files.exporter_metadata import (
     operands_in,
     operands_of,
 )
-from ckplan.model.torch_files.merged_nodes import has_one_value
 from ckplan.operators.matching import is_op
 
 _NORMALISATIONS = (

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.model.constants import copy_initializer, unused_name
 from ckplan.model.node_copies import copy_nodes
-from ckplan.model.structure import Kind, structure_of
+from ckplan.model.structure import has_one_value
 from ckplan.model.torch_files.exporter_metadata import (
     KIND,
     LINE,
@@ -213,12 +213,6 @@ def may_be_merged(value: ir.Value) -> bool:
     if tensor is None or tensor.size > MOST_ELEMENTS:
         return False
     return len(tensor.shape) >= MATRIX or has_one_value(tensor)
-
-
-def has_one_value(tensor: ir.TensorProtocol) -> bool:
-    """Whether all elements are equal, as those of scales and biases are at first."""
-    formula = structure_of(tensor)
-    return formula is not None and formula.kind is Kind.EQUAL
 
 
 def _copy(graph: ir.Graph, source: ir.Value, target: str) -> ir.Value:

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
+from ckplan.model.structure import has_one_value
 from ckplan.model.torch_files.exporter_metadata import (
     LINE,
     folded_from,
@@ -35,7 +36,6 @@ from ckplan.model.torch_files.merged_nodes import (
     MOST_ELEMENTS,
     behind,
     copy_with,
-    has_one_value,
     not_computed_with,
     target_of,
 )

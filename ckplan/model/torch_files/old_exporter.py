@@ -20,9 +20,8 @@ from ckplan.display import shortened
 from ckplan.model.constants import copy_initializer
 from ckplan.model.infer import is_vector
 from ckplan.model.literals import is_numbered
-from ckplan.model.structure import is_unstructured
+from ckplan.model.structure import has_one_value, is_unstructured
 from ckplan.model.torch_files.exporter_metadata import module_of
-from ckplan.model.torch_files.merged_nodes import has_one_value
 from ckplan.operators.matching import is_op
 
 _PATH = re.compile(r"\w+(\.\w+)*")
