@@ -18,6 +18,7 @@ from ckplan.model.declared import declare, declared_shapes
 from ckplan.model.default_sizes import SizesError, branch_hint, check_sizes, tries
 from ckplan.model.dims import Binding, Defaults, bind
 from ckplan.model.fixing import Fixed, deciding_input, fix, shapes_of, spell_fixed
+from ckplan.model.flags import write_flags
 from ckplan.model.fold import Sweep, sweep
 from ckplan.model.generated_names import rename_generated
 from ckplan.model.generators import give_seeds
@@ -186,6 +187,7 @@ def _normalised(
     _forget_shapes(model)
     old_opset = model.graph.opset_imports.get("", MINIMUM_OPSET)
     model, lift_notes = lift(model)
+    write_flags(model)
     if fixed:
         model.metadata_props[keys.SET] = spell_fixed(fixed)
     _forget_shapes(model)  # those that the converter inferred, too
