@@ -60,6 +60,8 @@ OWN_GRADIENTS = PREFIX + "own_gradients"
 """JSON list of the functions of a torch module that have a gradient of their own, which the file has not."""
 REMOVED_DROPOUTS = PREFIX + "removed_dropouts"
 """How many Dropout nodes in inference form were removed when the file was loaded."""
+UNREAD = PREFIX + "unread"
+"""JSON list of the parameters of the file that no output depends on, which were removed when it was loaded."""
 
 SET = PREFIX + "set"
 """JSON object: the number, or numbers, that an input of the file was set to, by the name of the input."""

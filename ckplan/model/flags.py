@@ -1,8 +1,8 @@
 """Attributes that are true or false become 0 or 1, as onnxruntime takes other numbers.
 
-ONNX types them as integers, checks none, and of most does not say what a number but 0 and 1 means. onnxruntime takes any
-but 0 for true in some kernels and only 1 in others (1.31.1, CPU; each was tried, and what is in neither list it refuses).
-A gradient rule that turned such a number around would compute something else.
+ONNX types them as integers and does not say what other numbers mean. onnxruntime takes any but 0 for true in some
+kernels, and 1 alone in others (1.31.1, CPU; each was tried). A gradient rule that turned such a number around would
+compute something else.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ from ckplan.model.sparse import sparse_notes
 from ckplan.model.statistics import separate_from_scales
 from ckplan.model.tensorflow_operators import write_tensorflow_operators
 from ckplan.model.torch_files.passes import PASSES
+from ckplan.model.unread import note_unread
 from ckplan.model.validity import check_size, sort
 from ckplan.model.vectors import make_columns
 
@@ -174,6 +175,7 @@ def _normalised(
     defaults: Defaults,
 ) -> ForwardModel:
     notes = list(forget_training(model))
+    note_unread(model)
     hoist(model)
     for rewrite in _OF_EXPORTERS:
         notes.extend(rewrite(model))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 
+from ckplan import keys
 from ckplan.autodiff import build_training_graph
 from ckplan.errors import UsageError
+from ckplan.model.loading import normalise
 from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, reference, slope, values
 from tests.autodiff.test_engine import FEEDS, MLP, WEIGHTS
 
@@ -205,6 +208,25 @@ def test_a_tensor_behind_the_loss_has_no_gradient_or_zeros():
 def test_what_cannot_be_meant(options, message):
     with pytest.raises(UsageError, match=message):
         build_training_graph(parse(MLP, **WEIGHTS), **options)
+
+
+@pytest.mark.parametrize(("option", "pattern"), [("wrt", "lonely"), ("no_grad", "lone*")])
+def test_a_parameter_that_no_output_depends_on(option: str, pattern: str):
+    text = """g (float[3] x) => (float[3] y, float[3] other) {
+        y = Mul(x, w) t = Mul(x, lonely) dead = Exp(t) other = Mul(x, idle)
+    }"""
+    weights = {"w": values(3), "idle": values(3), "lonely": values(3)}
+    model = parse(text, **{name: array.astype("float32") for name, array in weights.items()})
+    model = normalise(model).model
+    message = (
+        f"`--{option.replace('_', '-')} {re.escape(pattern)}` names 'lonely', which no output of the model depends"
+    )
+    with pytest.raises(UsageError, match=message):
+        build_training_graph(model, loss="mean:y", **{option: [pattern]})
+    # What another output depends on is there, and the file says nothing of what is not.
+    training = build_training_graph(model, loss="mean:y", no_grad=["idle"])
+    assert list(training.gradients) == ["w"]
+    assert keys.UNREAD not in training.model.metadata_props
 
 
 def test_callbacks_are_told_the_nodes_of_each_forward_node():
