@@ -15,6 +15,8 @@ from docs.examples import PAGES, ROOT, blocks
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
+FIGURES = [page.relative_to(ROOT).as_posix() for page in sorted((ROOT / "benchmarks").rglob("*.md"))]
+LINKING = [*TEXTS, *FIGURES]
 RUNNING = [name for name, text in TEXTS.items() if any(block.is_run for block in blocks(text))]
 NEEDING = [name for name, text in TEXTS.items() if any(block.what == "needs" for block in blocks(text))]
 
@@ -80,10 +82,11 @@ def test_the_picture_shows_what_the_readme_says() -> None:
     assert f"planned by ckplan: {shown[2]}" in picture
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", LINKING)
 def test_links_lead_to_files_and_headings(name: str) -> None:
     page = ROOT / name
-    for link in re.findall(r"\]\((?!https?://)([^)\s]+)\)", re.sub(r"```.*?```", "", TEXTS[name], flags=re.DOTALL)):
+    text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\((?!https?://)([^)\s]+)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
         file, _, heading = link.partition("#")
         target = (page.parent / file).resolve() if file else page
         assert target.exists(), link
@@ -116,6 +119,18 @@ def test_every_page_is_in_the_index() -> None:
     assert not missing
 
 
+def test_every_benchmark_is_in_the_index() -> None:
+    folder = ROOT / "benchmarks"
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    commands = {
+        command
+        for module in folder.rglob("*.py")
+        for command in re.findall(r"python -m (benchmarks\.\w+)", module.read_text(encoding="utf-8"))
+    }
+    assert sorted(command for command in commands if not re.search(rf"{command}\b", index)) == []
+    assert [page.name for page in (folder / "results").glob("*.md") if f"(results/{page.name})" not in index] == []
+
+
 @pytest.mark.parametrize(("name", "most"), [("README.md", 120), ("CHANGELOG.md", 128)])
 def test_lines_are_short(name: str, most: int) -> None:
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
@@ -124,7 +139,7 @@ def test_lines_are_short(name: str, most: int) -> None:
 
 def test_figures_of_rivals_are_those_of_the_benchmarks() -> None:
     measured = {}
-    for row in (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8").splitlines():
+    for row in (ROOT / "benchmarks" / "results" / "planner.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         measured[tuple(cells[:2])] = [re.sub(r" \(.*\)", "", cell) for cell in cells[2:]]
     table = TEXTS["docs/comparisons.md"].split("## Plans on the same graphs")[1].split("\n\n!")[0]
