@@ -49,6 +49,42 @@ def test_a_root_of_what_is_cut_off_at_zero_has_no_slope_there(cut):
     np.testing.assert_array_equal(found["x_grad"], [0, 0, 0.25])
 
 
+@pytest.mark.parametrize("root", ["Sqrt(s)", "Pow(s, half)", "Pow(s, third)"])
+@pytest.mark.parametrize(
+    "squares",
+    [
+        "t = Pow(d, two) s = ReduceSum(t, last)",
+        "t = Mul(d, d) u = ReduceMean(t, last) v = Mul(u, two) s = Div(v, half)",
+        "t = ReduceSumSquare(d, last) s = Squeeze(t)",
+        "t = ReduceSumSquare(d, last) s = Max(zero, t)",
+        "t = Abs(d) u = Pow(t, three) v = Pow(d, two) s = Add(u, v)",
+    ],
+)
+def test_a_root_of_a_sum_of_squares_has_no_slope_where_all_are_zero(squares, root):
+    named = {"two": 2.0, "three": 3.0, "half": 0.5, "third": 1 / 3, "zero": 0.0}
+    text = f"{squares} r = {root}"
+    model = parse(
+        f"g (double[3, 2] x, double[3, 2] y) => (double l) {{ d = Sub(x, y) {text} l = ReduceSum<keepdims=0>(r) }}",
+        **{name: np.asarray(number) for name, number in named.items() if name in text},
+        **({"last": np.asarray([1])} if "last" in text else {}),
+    )
+    training = build_training_graph(model, loss="l", wrt=["x"])
+    y, apart = np.asarray([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), np.asarray([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0]])
+    found = reference(training.model, {"x": y + apart, "y": y})["x_grad"]
+    np.testing.assert_array_equal(found[[0, 2]], 0)
+    assert np.isfinite(found).all()
+    assert (found[1] > 0).all()
+
+
+def test_a_root_of_what_may_be_negative_is_differentiated_as_ever():
+    model = parse(
+        "g (double[3] x) => (double l) { s = Pow(x, three) t = Add(s, x) r = Sqrt(t) l = ReduceSum<keepdims=0>(r) }",
+        three=np.asarray(3.0),
+    )
+    training = build_training_graph(model, loss="l", wrt=["x"])
+    assert "Where" not in {node.op_type for node in training.model.graph}
+
+
 @pytest.mark.parametrize(("limit", "selections"), [(0.0, 1), (-1.0, 1), (0.25, 0)])
 def test_a_root_of_what_stays_above_zero_is_differentiated_as_ever(limit, selections):
     model = parse(

@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
+from ckplan.autodiff.lowest_at_zero import infinite_at_zero, is_lowest_at_zero
 from ckplan.autodiff.reading import dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import rule
 
@@ -74,7 +75,10 @@ def mod(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 
 @rule("Pow")
 def power(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Derivatives p x^(p-1) and y log(x), the latter taken as 0 where x is not positive."""
+    """Derivatives p x^(p-1) and y log(x), the latter taken as 0 where x is not positive.
+
+    A root of what is never negative has the slope 0 where it is zero, as Sqrt has.
+    """
     x, p, y, g = required_input(node, 0), required_input(node, 1), node.outputs[0], _given(dy)
     dx = dp = None
     if op.wants(p):
@@ -102,6 +106,10 @@ def _power_base(op: Builder, x: ir.Value, p: ir.Value, y: ir.Value, g: ir.Value)
             return op.Mul(scaled, x)
         if exponent == 3:
             return op.Mul(op.Mul(scaled, x), x)
+        if 0 < exponent < 1 and is_lowest_at_zero(op, x):
+            if exponent == 0.5:
+                return op.Div(scaled, infinite_at_zero(op, y))
+            return op.Mul(scaled, op.Pow(infinite_at_zero(op, x), exponent - 1))
         if exponent == 0.5:
             return op.Div(scaled, y)
         return op.Mul(scaled, op.Pow(x, exponent - 1))

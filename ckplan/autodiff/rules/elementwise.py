@@ -12,10 +12,9 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DETACH, DOMAIN
+from ckplan.autodiff.lowest_at_zero import infinite_at_zero, is_lowest_at_zero
 from ckplan.autodiff.reading import required_input
 from ckplan.autodiff.registry import rule
-from ckplan.model.node_reads import fixed_tensor
-from ckplan.operators.matching import input_of, is_op
 
 
 @rule("Identity", factor="pass")
@@ -58,20 +57,11 @@ def log(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 def sqrt(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative 1 / (2 y).
 
-    Behind a Clip or a Relu it is 0 where y is 0: what is cut off there has no slope, and 0 times infinity is no number.
+    Of what is never negative it is 0 where y is 0, as the slope behind it may be, and 0 times infinity is no number.
     """
     y = node.outputs[0]
-    root = op.Where(op.Greater(y, 0.0), y, math.inf) if _is_cut_off_at_zero(required_input(node, 0)) else y
+    root = infinite_at_zero(op, y) if is_lowest_at_zero(op, required_input(node, 0)) else y
     return [op.Div(op.Mul(dy[0], 0.5), root)]
-
-
-def _is_cut_off_at_zero(value: ir.Value) -> bool:
-    """Whether a Relu makes a value, or a Clip that is not known to end above zero."""
-    node = value.producer()
-    if not is_op(node, "Clip"):
-        return is_op(node, "Relu")
-    lowest = fixed_tensor(input_of(node, 1))
-    return lowest is None or bool((lowest.numpy() <= 0).all())
 
 
 @rule("Reciprocal")
