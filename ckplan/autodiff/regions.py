@@ -69,24 +69,24 @@ class Pieces:
         if chunks == OFF:
             return cls()
         if chunks == AUTO:
-            raise UsageError("the number of pieces is chosen together with a plan", "give a number, or plan the step")
+            raise UsageError("`--chunks auto` chooses together with a plan, and nothing is planned", "give a number")
         text = str(chunks)
         pairs = [_pair(part) for part in text.split(",")] if "=" in text else [(kind, text) for kind in _BY_NUMBER]
         given = dict(pairs)
         if len(given) < len(pairs):
             raise UsageError(
-                f"`{chunks}` says twice into how many pieces regions of a kind go", "give one number for each"
+                f"`--chunks {chunks}` says twice into how many pieces regions of a kind go", "give one number for each"
             )
         passes = 2 if given.get("loss", "").endswith(_TWICE) else 1
         given = {kind: number.removesuffix(_TWICE) if kind == "loss" else number for kind, number in given.items()}
         if not given.keys() <= set(KINDS) or not all(n.isdecimal() and int(n) > 0 for n in given.values()):
             raise UsageError(
-                f"regions cannot be cut into `{chunks}` pieces",
+                f"`--chunks {chunks}` says no number of pieces",
                 f"write auto, off, a number, or numbers by kind: {','.join(f'{kind}=8' for kind in KINDS)}",
             )
         if int(given.get("masks", 1)) not in (1, BITS):
             raise UsageError(
-                f"masks cannot be cut into `{given['masks']}` pieces", f"a byte has {BITS} bits: masks={BITS}"
+                f"`--chunks masks={given['masks']}` cannot be: a byte has {BITS} bits", f"write masks={BITS}"
             )
         return cls(**{kind: int(number) for kind, number in given.items()}, passes=passes)
 

@@ -30,6 +30,7 @@ from ckplan.cli.options import (
     training_options,
 )
 from ckplan.cli.output import check_output
+from ckplan.cli.proof import check_device
 from ckplan.cli.reports import check_reports, write_reports, written_first
 from ckplan.cli.streams import annotate, notes, show, show_json, stage
 from ckplan.cli.values import PATH, read_share
@@ -118,6 +119,7 @@ def command(
             sources = [configuration.path, *(target.path for target in configuration.targets)]
         check_reports(reports, force, *sources, beside=outputs.values())
         summary = _check_outputs(outputs, sources, base, configuration, force)
+        check_device(device, with_proof=measure or measured)
         from ckplan.comparison import How
 
         with stage("comparing") as tell:

@@ -34,6 +34,18 @@ def check_inputs(step: Step, inputs: Path | None, *, with_proof: bool) -> None:
         make_inputs(step.model, file=inputs)
 
 
+def check_device(device: str, *, with_proof: bool) -> None:
+    """Fail before anything is planned or written if files are to run on a device that is not there.
+
+    Raises:
+        EnvironmentUnavailableError: CUDA is asked for, and does not start here.
+    """
+    if with_proof:
+        from ckplan.meter.trial import check_starts
+
+        check_starts(device)
+
+
 def run_both(base: Path, new: Path, *, device: str, inputs: Path | None, seed: int) -> Verification:
     """Measure two files on the same inputs; says on stderr which device ran."""
     from ckplan.meter import verify

@@ -20,7 +20,7 @@ from ckplan.cli.options import (
     talk_options,
     verbose_option,
 )
-from ckplan.cli.proof import check, check_inputs, prove
+from ckplan.cli.proof import check, check_device, check_inputs, prove
 from ckplan.cli.step import opened
 from ckplan.cli.streams import show, show_json, stage
 
@@ -62,6 +62,7 @@ def command(
     what is kept and what is recomputed. With --verify both files are run, and the page shows what was measured as well.
     """
     check_page(output, force, model)
+    check_device(device, with_proof=with_proof)
     from ckplan.answers.analysis import analyze
     from ckplan.answers.findings import chosen
     from ckplan.answers.pareto import pareto

@@ -25,7 +25,7 @@ from ckplan.cli.options import (
     verbose_option,
 )
 from ckplan.cli.output import check_output, written
-from ckplan.cli.proof import check, check_inputs, prove
+from ckplan.cli.proof import check, check_device, check_inputs, prove
 from ckplan.cli.step import opened
 from ckplan.cli.streams import answer, show, show_json, stage
 
@@ -73,6 +73,7 @@ def command(
     """
     check_output(output, force, model, plan_file, inputs, *asked.files)
     check_page(page, force, model, output)
+    check_device(device, with_proof=with_proof)
     from ckplan.answers.findings import chosen
     from ckplan.cli.planning import planned, read_plan, tell
 

@@ -19,6 +19,7 @@ from ckplan.display import one_line
 from ckplan.errors import CkplanError
 from ckplan.isolation.folders import temporary_folder
 from ckplan.meter.device import usable_cores
+from ckplan.meter.trial import trial_step
 from ckplan.operators.sessions import PACKAGES
 from ckplan.units import format_bytes, format_seconds
 
@@ -76,22 +77,7 @@ class Bench:
     @cached_property
     def model(self) -> Path:
         """A training step of one layer, as a file."""
-        import numpy as np
-        import onnx
-        from onnx import TensorProto, helper, numpy_helper
-
-        weight = numpy_helper.from_array(np.eye(64, dtype=np.float32), "weight")
-        nodes = [
-            helper.make_node("MatMul", ["x", "weight"], ["product"], "product"),
-            helper.make_node("Tanh", ["product"], ["y"], "tanh"),
-            helper.make_node("ReduceMean", ["y"], ["loss"], "loss", keepdims=0),
-        ]
-        x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [256, 64])
-        loss = helper.make_tensor_value_info("loss", TensorProto.FLOAT, [])
-        graph = helper.make_graph(nodes, "checkup", [x], [loss], [weight])
-        path = self.folder / "checkup.onnx"
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-        return path
+        return trial_step(self.folder)
 
     @cached_property
     def on_cpu(self) -> Measurement:

@@ -214,7 +214,9 @@ class Step:
         # All of the meter, for one option.
         if cost == "clock":
             from ckplan.meter.clock import timed_in_turns
+            from ckplan.meter.trial import check_starts
 
+            check_starts(device)
             return replace(self, clock=partial(timed_in_turns, device="cuda" if device == "cuda" else "cpu"))
         if cost == "calibrated":
             from ckplan.meter.calibration import calibrated_costs

@@ -15,6 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ckplan.cli import cli
+from ckplan.errors import EnvironmentUnavailableError
+from ckplan.planner.strategies.auto import Auto
 from tests.cli.conftest import write_model
 
 
@@ -249,6 +251,38 @@ def test_a_device_that_is_not_there(model: Path, tmp_path: Path) -> None:
     result = run("verify", plain, plain, "--device", "cuda")
     assert result.exit_code == (0 if ran_on == "cuda" else 5)
     assert ("CUDA" in result.stderr) == (ran_on != "cuda")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("rewrite", "--verify"),
+        ("rewrite", "--cost", "clock", "--overhead", "10%"),
+        ("report", "--verify"),
+        ("compare", "--measure", "--budget", "1GiB"),
+    ],
+    ids=" ".join,
+)
+def test_a_device_that_does_not_start_is_found_before_the_work(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: tuple[str, ...]
+) -> None:
+    def never(*given: object, **options: object) -> None:
+        raise EnvironmentUnavailableError("CUDA does not start", "use --device cpu")
+
+    def planning(*given: object, **options: object) -> None:
+        raise AssertionError("planned for a device that is not there")
+
+    monkeypatch.setattr("ckplan.meter.process.run_job", never)
+    monkeypatch.setattr(Auto, "solve", planning)
+    out = tmp_path / "out.html"
+    out.write_text("before", encoding="utf-8")
+    command, *options = asked
+    written = ["-o", out, "--force"] if command != "compare" else ["--save-baseline", tmp_path / "baseline.json"]
+    result = run(command, model, *written, "--device", "cuda", *options)
+    assert result.exit_code == 5
+    assert result.stderr.rstrip().endswith("ckplan: error: CUDA does not start; use --device cpu")
+    assert out.read_text(encoding="utf-8") == "before"
+    assert not (tmp_path / "baseline.json").exists()
 
 
 @pytest.mark.parametrize("command", ["analyze", "artifacts", "rewrite"])

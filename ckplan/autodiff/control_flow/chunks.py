@@ -66,7 +66,9 @@ def checkpoint_time(op: Builder, chunks: Chunks) -> list[str]:
         UsageError: the number of chunks is not positive.
     """
     if chunks != "sqrt" and (not isinstance(chunks, int) or chunks < 1):
-        raise UsageError(f"`{chunks}` is not a number of chunks", "give a whole number of at least 1, or `sqrt`")
+        raise UsageError(
+            f"`--time-checkpoints {chunks}` says no number of chunks", "give a whole number of at least 1, or `sqrt`"
+        )
     collect()
     recurrences = [node for node in op.graph if not node.domain and node.op_type in CHUNKERS]
     if not recurrences:

@@ -85,7 +85,7 @@ def test_too_few_steps_stay_as_they_are(chunks, note):
 
 @pytest.mark.parametrize("chunks", [0, -3, "many", 2.5])
 def test_no_number_of_chunks(chunks):
-    with pytest.raises(UsageError, match="is not a number of chunks"):
+    with pytest.raises(UsageError, match="says no number of chunks"):
         training_graph(scan_model(Form()), time_checkpoints=chunks)
 
 
