@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from ckplan.errors import ModelError
+
 
 def level_functions(model: ir.Model) -> None:
     """Give functions the model's version where none of their operators changed between that and their own."""
@@ -18,13 +20,22 @@ def level_functions(model: ir.Model) -> None:
             function.opset_imports[""] = versions[1]
 
 
-def other_versions(model: ir.Model) -> str:
-    """The first function of another version than the model's, in words; empty if there is none."""
+def refusal_of_several(model: ir.Model, reason: str) -> ModelError | None:
+    """What to say of a model that failed where a function is of another version than its own; None where none is.
+
+    Args:
+        model: the model.
+        reason: what failed, in one line.
+    """
     found = next(iter(_others(model)), None)
     if found is None:
-        return ""
+        return None
     versions = (found.opset_imports[""], model.graph.opset_imports[""])
-    return f"function {found.domain}::{found.name} is of opset {versions[0]}, and the model of opset {versions[1]}"
+    return ModelError(
+        f"function {found.domain}::{found.name} is of opset {versions[0]}, and the model of opset {versions[1]}: "
+        f"they cannot be brought together ({reason})",
+        "export the model and its functions with one opset",
+    )
 
 
 def _others(model: ir.Model) -> list[ir.Function]:

@@ -13,7 +13,7 @@ from ckplan.isolation.folders import no_room, temporary_folder
 from ckplan.keys import CONSTANT
 from ckplan.model.converted import mark_versions, put_right
 from ckplan.model.function_constants import share_constants
-from ckplan.model.function_opsets import level_functions, other_versions
+from ckplan.model.function_opsets import level_functions, refusal_of_several
 from ckplan.model.validity import check_calls
 from ckplan.operators.gradients import find
 from ckplan.operators.matching import is_op
@@ -35,7 +35,6 @@ _POOLS_OPSET = 22
 _POOLS = ("AveragePool", "LpPool", "MaxPool")
 EXPORT_AGAIN = "the exporter wrote it so: export it again with another version of it, or to another opset"
 """What to do about a file that no size of its inputs makes valid."""
-_ONE_OPSET = "export the model and its functions with one opset"
 _SCAN_OPSET = 9
 _UNCHANGED_OPSET = 18
 _CHANGED = ("DFT", "GridSample", "GroupNormalization")
@@ -229,17 +228,15 @@ def _through_proto(model: ir.Model, version: int) -> ir.Model:
         if unknown := _unknown_operator(model, version) or _unknown_domain(model):
             raise ModelError(f"the file is not valid: {unknown}", EXPORT_AGAIN) from error
         reason = clean(str(error))[:300]
-        if others := other_versions(model):
-            raise ModelError(f"{others}: they cannot be brought together ({reason})", _ONE_OPSET) from error
-        raise ModelError(
+        raise refusal_of_several(model, reason) or ModelError(
             f"the model cannot be converted from opset {version} to {MINIMUM_OPSET} ({reason})",
             f"export it with opset {MINIMUM_OPSET} or newer",
         ) from error
     try:
         lifted = ir.from_proto(proto)
     except ir.serde.SerdeError as error:
-        if others := other_versions(model):
-            raise ModelError(f"{others}: they cannot be brought together ({one_line(error)})", _ONE_OPSET) from error
+        if refusal := refusal_of_several(model, one_line(error)):
+            raise refusal from error
         raise
     _hand_on_marks(graph, lifted.graph)
     if not model.functions:  # bodies that were inlined have constants of their own

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
-from ckplan.model.torch_files.exporter_metadata import LINE, OPERAND, operands_of
+from ckplan.model.torch_files.exporter_metadata import LINE, OPERAND, line_of, operands_of
 from ckplan.operators.matching import is_op
 
 _DETACHED = re.compile(r"detach(_\d+)?")
@@ -40,7 +40,7 @@ def mark_detached(model: ir.Model) -> tuple[str, ...]:
         Notes: which values are detached, and where that cannot be told.
     """
     marked, doubtful = [], []
-    for line, group in itertools.groupby(model.graph, lambda node: node.metadata_props.get(LINE, "")):
+    for line, group in itertools.groupby(model.graph, line_of):
         nodes = list(group)
         if _IS_DETACH in line:
             marked += [str(nodes[-1].inputs[0].name)] if nodes[-1].inputs[0] is not None else []

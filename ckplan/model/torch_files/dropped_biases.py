@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ckplan.model.constants import add_initializer, unused_name
 from ckplan.model.infer import static_shape
-from ckplan.model.torch_files.exporter_metadata import KIND, LINE, OPERAND, Operand, class_around
+from ckplan.model.torch_files.exporter_metadata import KIND, OPERAND, Operand, class_around, line_of
 from ckplan.operators.matching import is_op
 
 _LAYERS = ("Conv", "ConvTranspose", "Gemm")
@@ -45,9 +45,9 @@ def restore_biases(graph: ir.Graph, operands: Mapping[str, Operand], present: di
     """
     restored: dict[str, ir.Value] = {}
     layers = [node for node in graph if is_op(node, _LAYERS)]
-    of_line = Counter(node.metadata_props.get(LINE, "") for node in layers)
+    of_line = Counter(map(line_of, layers))
     for node in layers:
-        line, weight = node.metadata_props.get(LINE, ""), node.inputs[1]
+        line, weight = line_of(node), node.inputs[1]
         name = _bias_of(node, operands)
         if name is None or name in present or of_line[line] > 1 or weight is None or weight.dtype is None:
             continue
@@ -68,7 +68,7 @@ def restore_biases(graph: ir.Graph, operands: Mapping[str, Operand], present: di
 
 def _bias_of(node: ir.Node, operands: Mapping[str, Operand]) -> str | None:
     """What the program calls the parameter that a layer adds as a vector; None if it may add none."""
-    line = node.metadata_props.get(LINE, "")
+    line = line_of(node)
     found = _OF_CHANNELS.search(line)
     if found is None and _LINEAR.fullmatch(class_around(node)):
         found = _OF_PRODUCT.search(line)

@@ -55,6 +55,11 @@ def operands_in(graph: ir.Graph) -> dict[str, Operand]:
     return {name: Operand(target, kind) for name, kind, target in listed}
 
 
+def line_of(node: ir.Node) -> str:
+    """The line of the program that a node was made of; empty if it has none."""
+    return node.metadata_props.get(LINE, "")
+
+
 def operands_of(line: str) -> list[str]:
     """The names that a line of the program reads, in order."""
     return _NAME.findall(line.partition(" = ")[2])
@@ -62,7 +67,7 @@ def operands_of(line: str) -> list[str]:
 
 def made_by(node: ir.Node) -> str:
     """What the program calls what a node's line makes; empty if the node has no line."""
-    found = _NAME.match(node.metadata_props.get(LINE, ""))
+    found = _NAME.match(line_of(node))
     return found[1] if found else ""
 
 
@@ -158,7 +163,7 @@ def class_around(node: ir.Node) -> str:
 
 def has_taken_in_norm(node: ir.Node) -> bool:
     """Whether a layer computes a normalisation, too, that was folded into it: of its own line nothing is left."""
-    return is_op(node, ("Conv", "ConvTranspose", "Gemm")) and "_batch_norm_" in node.metadata_props.get(LINE, "")
+    return is_op(node, ("Conv", "ConvTranspose", "Gemm")) and "_batch_norm_" in line_of(node)
 
 
 def is_parameter(value: ir.Value) -> bool:

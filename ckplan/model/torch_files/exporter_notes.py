@@ -13,10 +13,10 @@ from ckplan.display import shortened
 from ckplan.model.structure import has_one_value
 from ckplan.model.torch_files.exporter_metadata import (
     KIND,
-    LINE,
     folded_from,
     is_moved_name,
     is_parameter,
+    line_of,
     module_around,
     module_of,
     names_there,
@@ -75,7 +75,7 @@ def mistaken_notes(graph: ir.Graph) -> list[str]:
     there, parameters = names_there(graph), parameters_of(graph)
     found = {}
     for node in graph:
-        names = operands_of(node.metadata_props.get(LINE, ""))
+        names = operands_of(line_of(node))
         missing = [name for name in names if name not in there and not is_moved_name(name)]
         for value in node.inputs if missing else ():
             tensor = None if value is None else value.const_value
@@ -137,7 +137,7 @@ def signature_notes(
             f"merged with equal ones, all zero or computed with ({shortened([repr(name) for name in lost], 3)}); "
             "ckplan.export keeps them"
         )
-    in_training = sum(_BATCH_NORM_IN_TRAINING.search(node.metadata_props.get(LINE, "")) is not None for node in graph)
+    in_training = sum(_BATCH_NORM_IN_TRAINING.search(line_of(node)) is not None for node in graph)
     if in_training:
         notes.append(
             f"{in_training} BatchNormalization node(s) were in training mode in torch, whose exporter writes the "
@@ -167,4 +167,4 @@ def signature_notes(
 
 def _lines_of(graph: ir.Graph, op_type: str) -> set[str]:
     """The lines of the program of which nodes of one type were made."""
-    return {node.metadata_props.get(LINE, "") for node in graph if is_op(node, op_type)}
+    return {line_of(node) for node in graph if is_op(node, op_type)}

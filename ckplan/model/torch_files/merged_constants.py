@@ -23,9 +23,9 @@ from ckplan.model.constants import copy_initializer
 from ckplan.model.structure import has_one_value
 from ckplan.model.torch_files.exporter_metadata import (
     KIND,
-    LINE,
     is_constant_name,
     is_parameter,
+    line_of,
     names_there,
     operand_of,
     operands_in,
@@ -60,10 +60,10 @@ def separate_constants(graph: ir.Graph) -> int:
         How many copies there are.
     """
     there = names_there(graph)
-    lines = Counter(node.metadata_props.get(LINE, "") for node in graph)
+    lines = Counter(line_of(node) for node in graph)
     places: dict[ir.Value, list[tuple[ir.Node, int]]] = defaultdict(list)
     for node in graph:
-        line = node.metadata_props.get(LINE, "")
+        line = line_of(node)
         found = {*_without_affine(node, line), *_numbers(node, line, there)}
         if lines[line] == 1:
             found.update(_made(node, line, there))

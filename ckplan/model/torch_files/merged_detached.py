@@ -14,9 +14,9 @@ import onnx_ir as ir
 from ckplan.display import shortened
 from ckplan.model.torch_files.detached import detached_inputs
 from ckplan.model.torch_files.exporter_metadata import (
-    LINE,
     is_moved_name,
     known_names,
+    line_of,
     made_by,
     operands_of,
     root_name,
@@ -34,7 +34,7 @@ def merged_detached_notes(model: ir.Model) -> tuple[str, ...]:
     known = known_names(model.graph)
     found: dict[str, str] = {}
     for reader in model.graph:
-        lost = [name for name in operands_of(_line(reader)) if name not in known]
+        lost = [name for name in operands_of(line_of(reader)) if name not in known]
         for value in dict.fromkeys(reader.inputs) if lost else ():
             maker = None if value is None else value.producer()
             own = "" if maker is None else made_by(maker)
@@ -66,22 +66,18 @@ def _reads_detached(node: ir.Node) -> bool:
             maker = None if value is None else value.producer()
             if maker is None or maker in seen:
                 continue
-            if _line(maker) == _line(one) or _readers(maker) >= _readers_in_program(maker):
+            if line_of(maker) == line_of(one) or _readers(maker) >= _readers_in_program(maker):
                 seen.add(maker)
                 waiting.append(maker)
     return False
 
 
-def _line(node: ir.Node) -> str:
-    return node.metadata_props.get(LINE, "")
-
-
 def _readers(node: ir.Node) -> int:
     """How many other lines of the program read what a node makes, in the file."""
-    return len({_line(use.node) for value in node.outputs for use in value.uses()} - {_line(node)})
+    return len({line_of(use.node) for value in node.outputs for use in value.uses()} - {line_of(node)})
 
 
 def _readers_in_program(node: ir.Node) -> int:
     """How many lines read what a node's line makes, in the program."""
-    found = _READERS.search(_line(node))
+    found = _READERS.search(line_of(node))
     return int(found[1]) if found else 0

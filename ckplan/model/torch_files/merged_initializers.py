@@ -20,10 +20,10 @@ from ckplan.model.constants import copy_initializer
 from ckplan.model.structure import is_unstructured
 from ckplan.model.torch_files.exporter_metadata import (
     KIND,
-    LINE,
     OPERAND,
     Operand,
     folded_from,
+    line_of,
     operand_of,
     operands_of,
     root_name,
@@ -118,7 +118,7 @@ def _readers_of_computed(graph: ir.Graph, operands: Mapping[str, Operand]) -> di
     """Who reads what was computed of parameters, apart where the lines name no parameter in common."""
     readers: dict[ir.Value, list[_Readers]] = defaultdict(list)
     for node in graph:
-        read = operands_of(node.metadata_props.get(LINE, ""))
+        read = operands_of(line_of(node))
         named = {name for name in read if name in operands and operands[name].is_parameter}
         for place in _places([node]) if named else ():
             if operand_of(place.value):
@@ -135,7 +135,7 @@ def _matches(graph: ir.Graph, operands: Mapping[str, Operand]) -> list[tuple[str
     """Which operands of the program are read in the place of others: each with where."""
     lines: dict[str, list[ir.Node]] = defaultdict(list)
     for node in graph:
-        if line := node.metadata_props.get(LINE):
+        if line := line_of(node):
             lines[line].append(node)
     found: list[tuple[str, _Place]] = []
     for line, nodes in lines.items():
@@ -206,7 +206,7 @@ def state_of(node: ir.Node, index: int) -> str:
     Returns:
         The name; empty where the input takes no states, or the node's line names none.
     """
-    named = operands_of(node.metadata_props.get(LINE, ""))
+    named = operands_of(line_of(node))
     number = 1 + index - _STATES  # behind the sequence
     return named[number] if _takes_state(node, index) and number < len(named) else ""
 

@@ -24,11 +24,11 @@ from ckplan.model.node_copies import copy_nodes
 from ckplan.model.structure import has_one_value
 from ckplan.model.torch_files.exporter_metadata import (
     KIND,
-    LINE,
     PARAMETER,
     folded_from,
     has_taken_in_norm,
     is_parameter,
+    line_of,
     made_by,
     module_around,
     modules_around,
@@ -93,7 +93,7 @@ def not_computed_with(graph: ir.Graph, lost: Collection[str]) -> list[str]:
     computed_with = {name for value in graph.initializers.values() for name in folded_from(value)}
     computed_with |= {name for name, value in graph.initializers.items() if value.uses()}
     for node in filter(has_taken_in_norm, graph):
-        named = operands_of(node.metadata_props[LINE])
+        named = operands_of(line_of(node))
         computed_with |= {operands[name].target for name in named if name in operands}
     return [target for target in lost if target not in computed_with]
 
@@ -106,10 +106,10 @@ def _read_of_others(reader: ir.Node, constant: Collection[ir.Value], made: Colle
         constant: what is computed of initializers alone.
         made: the names that the file has.
     """
-    line = "" if has_taken_in_norm(reader) else reader.metadata_props.get(LINE, "")
+    line = "" if has_taken_in_norm(reader) else line_of(reader)
     names = operands_of(line)
     read = dict.fromkeys(value for value in reader.inputs if value is not None) if names else ()
-    strange = [value for value in read if not _is_named(value, names) and _line_of(value) != line]
+    strange = [value for value in read if not _is_named(value, names) and _line_behind(value) != line]
     return [value for value in strange if value in constant or _is_of_another(value, names, made)]
 
 
@@ -119,10 +119,10 @@ def _is_named(value: ir.Value, names: Collection[str]) -> bool:
     return value.name in names or (node is not None and made_by(node) in names)
 
 
-def _line_of(value: ir.Value) -> str | None:
-    """The line of the program that a value was made by."""
+def _line_behind(value: ir.Value) -> str:
+    """The line of the program that a value was made by; empty if there is none."""
     node = value.producer()
-    return None if node is None else node.metadata_props.get(LINE)
+    return "" if node is None else line_of(node)
 
 
 def _is_of_another(value: ir.Value, names: list[str], made: Collection[str]) -> bool:

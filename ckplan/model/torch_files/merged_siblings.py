@@ -20,10 +20,10 @@ import onnx_ir as ir
 
 from ckplan.model.structure import has_one_value
 from ckplan.model.torch_files.exporter_metadata import (
-    LINE,
     folded_from,
     has_taken_in_norm,
     known_names,
+    line_of,
     made_by,
     module_around,
     module_of,
@@ -90,13 +90,13 @@ def _missing_names(graph: ir.Graph) -> dict[ir.Value, dict[str, _Places]]:
     known = known_names(graph)
     found: dict[ir.Value, dict[str, _Places]] = defaultdict(lambda: defaultdict(list))
     for reader in graph:
-        line = "" if has_taken_in_norm(reader) else reader.metadata_props.get(LINE, "")
+        line = "" if has_taken_in_norm(reader) else line_of(reader)
         names = operands_of(line)
         for value in dict.fromkeys(reader.inputs) if names else ():
             producer = None if value is None else value.producer()
             if value is None or not (producer or folded_from(value)):
                 continue
-            if producer is not None and producer.metadata_props.get(LINE) == line:
+            if producer is not None and line_of(producer) == line:
                 continue
             own = {str(value.name), *([] if producer is None else [made_by(producer)])}
             read_as = [name for name in names if name in own or name not in known]

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 import onnx_ir as ir
 
 from ckplan.display import shortened
-from ckplan.model.torch_files.exporter_metadata import KIND, LINE, PARAMETER, TRACE, operands_of, root_name
+from ckplan.model.torch_files.exporter_metadata import KIND, PARAMETER, TRACE, line_of, operands_of, root_name
 
 _IN_BLOCK = re.compile(r'File "(<eval_with_key>\.\d+)", line \d+, in forward\n\s*(.*torch\.ops\..*)')
 _NUMBERED = re.compile(r"\barg\d+_\d+\b")
@@ -67,7 +67,7 @@ def _results(block: Collection[ir.Node]) -> Iterator[ir.Value]:
 
 def _reads_another(reader: ir.Node, value: ir.Value) -> bool:
     """Whether the program has a node read another result of the same kind, which the exporter merged with this one."""
-    names, name = operands_of(reader.metadata_props.get(LINE, "")), str(value.name)
+    names, name = operands_of(line_of(reader)), str(value.name)
     return name not in names and root_name(name) in map(root_name, names)
 
 

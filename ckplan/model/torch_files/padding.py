@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
-from ckplan.model.torch_files.exporter_metadata import LINE
+from ckplan.model.torch_files.exporter_metadata import LINE, line_of
 from ckplan.operators.matching import is_op
 
 _LOOKUP = re.compile(r"aten\.embedding\.default\]\(args = \(%\w+, %\w+, (-1|\d+)(?:, (True|False))?")
@@ -34,7 +34,7 @@ def mark_padding(model: ir.Model) -> tuple[str, ...]:
     for node in model.graph.all_nodes():
         if not is_op(node, "Gather") or node.inputs[0] is None or node.attributes.get_int("axis", 0) != 0:
             continue
-        if found := _LOOKUP.search(node.metadata_props.get(LINE, "")):
+        if found := _LOOKUP.search(line_of(node)):
             if found[1] != "-1":  # which is no row
                 node.metadata_props[keys.PADDING_ROW] = found[1]
                 rows[f"row {found[1]} of '{node.inputs[0].name}'"] = None

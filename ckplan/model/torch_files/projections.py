@@ -11,7 +11,7 @@ import re
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
-from ckplan.model.torch_files.exporter_metadata import LINE, operands_in, operands_of
+from ckplan.model.torch_files.exporter_metadata import line_of, operands_in, operands_of
 from ckplan.operators.matching import is_op
 
 _PROJECTION = re.compile(r"(.*\.)?weight_hr_l\d+(_reverse)?")
@@ -28,7 +28,7 @@ def refuse_projections(model: ir.Model) -> tuple[str, ...]:
     """
     operands = operands_in(model.graph)
     for node in model.graph:
-        named = operands_of(node.metadata_props.get(LINE, "")) if is_op(node, "LSTM") else []
+        named = operands_of(line_of(node)) if is_op(node, "LSTM") else []
         if any(name in operands and _PROJECTION.fullmatch(operands[name].target) for name in named):
             raise ModelError(
                 f"LSTM '{node.name}' is not what torch.nn.LSTM(proj_size=...) computes: ONNX has no projection, and "

@@ -16,7 +16,6 @@ from ckplan import keys
 from ckplan.model.structure import Kind, are_equal, is_one_number, is_unstructured, structure_of
 from ckplan.model.torch_files.exporter_metadata import (
     BUFFER,
-    LINE,
     PARAMETER,
     Operand,
     folded_from,
@@ -27,6 +26,7 @@ from ckplan.model.torch_files.exporter_metadata import (
     is_moved_name,
     is_place_name,
     is_product_name,
+    line_of,
     module_around,
     module_of,
     operand_of,
@@ -159,7 +159,7 @@ def _is_made(value: ir.Value) -> bool:
     for node, index in uses:
         name = state_of(node, index) or str(value.name)
         made = any(map(is_made_name, ways | {name}))
-        if not made or root_name(name) not in map(root_name, operands_of(node.metadata_props.get(LINE, ""))):
+        if not made or root_name(name) not in map(root_name, operands_of(line_of(node))):
             return False
     return bool(uses)
 
