@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import socket
@@ -17,6 +18,8 @@ GRACE = 4.0
 """Seconds of processor time that Python gets to hear of an interruption, and to clean up."""
 _LONGEST = 16.0
 """The same on the clock: a busy machine lets a process wait, and one that sleeps takes no processor time."""
+_MOMENT = 0.1
+"""Seconds that a thread takes at most to hear that there is nothing to wait for."""
 INTERRUPTED = 130
 
 
@@ -41,22 +44,31 @@ def end_when_stuck() -> None:
             signal.default_int_handler(number, frame)
 
     def watch() -> None:
-        while received := reader.recv(1):
-            if received[0] == signal.SIGINT:
-                since = time.monotonic() - 1  # the handler may have been faster than this thread
-                _wait()
-                if heard[0] < since:
-                    click.echo("ckplan: interrupted", err=True)
-                    os._exit(INTERRUPTED)
-            elif received[0] in _ENDING:
-                # Whoever is asked to end has not, by now: what it leaves goes with the next command.
-                _wait()
-                os._exit(128 + received[0])
+        with reader:
+            while received := reader.recv(1):
+                if received[0] == signal.SIGINT:
+                    since = time.monotonic() - 1  # the handler may have been faster than this thread
+                    _wait()
+                    if heard[0] < since:
+                        click.echo("ckplan: interrupted", err=True)
+                        os._exit(INTERRUPTED)
+                elif received[0] in _ENDING:
+                    # Whoever is asked to end has not, by now: what it leaves goes with the next command.
+                    _wait()
+                    os._exit(128 + received[0])
 
     signal.signal(signal.SIGINT, handle)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=watch, daemon=True).start()
-    _open.extend((reader, writer))
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    atexit.register(_end_watch, writer, watcher)
+
+
+def _end_watch(writer: socket.socket, watcher: threading.Thread) -> None:
+    """Close both sockets; a thread that waits for what was interrupted to end is not waited for."""
+    signal.set_wakeup_fd(-1)
+    writer.close()
+    watcher.join(_MOMENT)
 
 
 def _wait() -> None:
@@ -67,6 +79,3 @@ def _wait() -> None:
 
 _ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Signals that leave blocks in order where they are heard; see `ckplan.isolation.lifetime.end_cleanly`."""
-
-_open: list[socket.socket] = []
-"""Kept from being collected: the system writes to them."""

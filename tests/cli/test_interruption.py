@@ -35,6 +35,20 @@ main()
 """
 
 
+def test_no_socket_is_left_open_at_the_end() -> None:
+    program = """
+import atexit, gc, signal, socket
+opened = lambda: [one for one in gc.get_objects() if isinstance(one, socket.socket) and one.fileno() >= 0]
+atexit.register(lambda: print(len(opened())))  # runs behind what is registered later
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from ckplan.cli.interruption import end_when_stuck
+end_when_stuck()
+print(len(opened()))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["2", "0"]
+
+
 @pytest.mark.skipif(os.name == "nt", reason="needs POSIX signals")
 def test_ctrl_c_keeps_the_best_plan_so_far(tmp_path: Path) -> None:
     model, output = write_model(tmp_path / "model.onnx", layers=40), tmp_path / "out.onnx"
