@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from ckplan.units import format_bytes
 MEMORY = 3 << 29
 """Bytes that any request may take: 1.5 GiB. What it has to read comes on top."""
 SECONDS = 40.0
-"""Seconds that any request may take; large graphs get more."""
+"""Seconds of processor time that any request may take, on the one thread that it has; large graphs get more."""
+_WAITING = 10
+"""How many times as long it may take on the clock: where much else runs, a process waits for most of its time."""
 
 
 class EvaluationError(Exception):
@@ -42,22 +45,29 @@ class _Evaluator:
     def ask(self, request: dict[str, Any], seconds: float) -> Any:
         assert self.popen.stdin is not None
         assert self.popen.stdout is not None
-        late = threading.Event()
+        answered, late = threading.Event(), threading.Event()
 
-        def end() -> None:
-            late.set()
-            self.popen.kill()
+        def watch() -> None:
+            began, before = time.monotonic(), self._processor_seconds()
+            left = seconds
+            while not answered.wait(left):
+                taken = self._processor_seconds() - before
+                waited = time.monotonic() - began
+                left = min(seconds - taken, _WAITING * seconds - waited)
+                if left <= 0:
+                    late.set()
+                    self.popen.kill()
+                    return
 
-        timer = threading.Timer(seconds, end)
-        timer.daemon = True  # an interruption in the middle of its start must not be waited for
+        watcher = threading.Thread(target=watch, daemon=True)  # an interruption in its start must not wait for it
         try:
-            timer.start()
+            watcher.start()
             with suppress(BrokenPipeError):
                 self.popen.stdin.write(json.dumps(request) + "\n")
                 self.popen.stdin.flush()
             answer = self.popen.stdout.readline()
         finally:
-            timer.cancel()
+            answered.set()
         if late.is_set():
             raise EvaluationError(f"it takes more than {seconds:.0f} s")
         if not answer:
@@ -65,6 +75,16 @@ class _Evaluator:
                 f"it ends the process that opens it, which may take {format_bytes(request['memory'])}"
             )
         return json.loads(answer)
+
+    def _processor_seconds(self) -> float:
+        """Processor time that the process has taken; 0 if it is no more, which whoever waits for it hears."""
+        import psutil  # type: ignore[import-untyped,unused-ignore]
+
+        try:
+            used = psutil.Process(self.popen.pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(used.user + used.system)
 
     def end(self) -> None:
         self.popen.kill()

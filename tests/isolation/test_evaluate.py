@@ -72,13 +72,33 @@ def test_time_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert np.array_equal(execute(negation(), X, ["y"])[0][0], -X["x"])
 
 
+@pytest.mark.parametrize(
+    ("work", "is_late"),
+    [("time.sleep(1.5)", False), ("while True: pass", True), ("time.sleep(1000)", True)],
+    ids=["waits", "computes without end", "waits without end"],
+)
+def test_only_processor_time_counts_where_a_process_waits_for_its_turn(work: str, is_late: bool) -> None:
+    program = f"import sys, time\nsys.stdin.readline()\n{work}\nprint('[12]', flush=True)"
+    asked = object.__new__(evaluation._Evaluator)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    asked.popen = subprocess.Popen([sys.executable, "-c", program], **pipes)
+    try:
+        if is_late:
+            with pytest.raises(EvaluationError, match="it takes more than 0 s"):
+                asked.ask({}, 0.4)
+        else:
+            assert asked.ask({}, 0.4) == [12]
+    finally:
+        asked.end()
+
+
 def test_an_interruption_while_the_clock_is_started_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted(threading.Timer):
+    class Interrupted(threading.Thread):
         def start(self) -> None:
             super().start()
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(threading, "Timer", Interrupted)
+    monkeypatch.setattr(threading, "Thread", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         evaluate("nonsense", seconds=600)
     left = [thread for thread in threading.enumerate() if isinstance(thread, Interrupted)]
