@@ -68,7 +68,7 @@ class _Reading:
         """What the Loop reads; None if it is another one than those over bags."""
         (body,) = bodies_of(self.loop)
         first, goes = self.number(self.loop.inputs[3 - self.place]), self.loop.inputs[1]
-        insert, again = body.outputs[1 + self.place].producer(), body.outputs[0].producer()
+        insert, again = body.outputs[1 + self.place].producer(), through_identity(body.outputs[0]).producer()
         if first != 0 or (goes is not None and not self.number(goes)) or self.loop.inputs[0] is not None:
             return None
         if self.step(body.outputs[2 - self.place]) != 1 or again is None or again.op_type != "Less":
@@ -82,8 +82,7 @@ class _Reading:
         if choice is None or choice.op_type != "If":
             return None
         nothing, (then, other) = _producer(choice.inputs[0]), _branches(choice)
-        empty = constant_array(then)
-        if nothing is None or nothing.op_type != "Equal" or empty is None or np.any(empty):
+        if nothing is None or nothing.op_type != "Equal" or not _is_zero(then):
             return None
         starts, ends = (self.bound(value, at) for value, at in zip(nothing.inputs, (0, 1), strict=True))
         found = None if starts is None else self.reduction(other, nothing.inputs, count)
@@ -212,6 +211,14 @@ class _Reading:
 
 def _producer(value: ir.Value | None) -> ir.Node | None:
     return None if value is None else value.producer()
+
+
+def _is_zero(value: ir.Value) -> bool:
+    """Say whether a row is known to hold zeros only; files that nothing optimised expand one."""
+    row, node = constant_array(value), through_identity(value).producer()
+    if row is None and is_op(node, "Expand") and node.inputs[0] is not None:
+        row = constant_array(node.inputs[0])
+    return row is not None and not np.any(row)
 
 
 def _first(node: ir.Node | None) -> ir.Value | None:
