@@ -198,7 +198,7 @@ def _take_from_weights(
             if symbol == "":
                 shape = declared[name] = (*shape[:axis], size, *shape[axis + 1 :])
                 notes.append(f"input '{name}': dimension {axis} is {size}, as '{weight}' tells")
-            elif isinstance(symbol, str) and symbol.isidentifier() and symbol not in sizes:
+            elif isinstance(symbol, str) and symbol not in sizes and evaluate(symbol, sizes) is None:
                 sizes[symbol] = size
                 notes.append(f"dimension '{symbol}' is {size}, as '{weight}' tells")
     return notes

@@ -25,7 +25,7 @@ TELLING = {
 
 
 @pytest.mark.parametrize("kind", TELLING)
-@pytest.mark.parametrize("name", ["?", "features"])
+@pytest.mark.parametrize("name", ["?", "features", "2*d + 1"])
 def test_a_weight_tells_how_many_features_there_are(kind: str, name: str, tmp_path: Path) -> None:
     body, weights, telling = TELLING[kind]
     text = f'<ir_version: 8, opset_import: ["" : 17]> g (float[batch, F] x) => (float[batch, k] y) {{ {body} }}'
@@ -34,7 +34,7 @@ def test_a_weight_tells_how_many_features_there_are(kind: str, name: str, tmp_pa
     path = write(model, tmp_path)
     forward = load(path)
     assert [list(value.shape or ()) for value in forward.model.graph.inputs] == [[8, 5]]
-    what = "input 'x': dimension 1" if name == "?" else "dimension 'features'"
+    what = "input 'x': dimension 1" if name == "?" else f"dimension '{name}'"
     assert f"{what} is 5, as '{telling}' tells" in forward.notes
     inputs = make_inputs(read_model(path))
     assert inputs.arrays["x"].shape == (8, 5), "and what is measured is fed as many"
