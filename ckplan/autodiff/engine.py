@@ -15,6 +15,7 @@ from ckplan.autodiff.presence import there
 from ckplan.autodiff.reading import dtype_of, shape_of
 from ckplan.autodiff.refusals import refuse_data_sized, unsupported_operators, without_derivative
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, Entry, NoGradientError
+from ckplan.autodiff.running_sums import add_to
 from ckplan.extensions import is_of_others, running_of
 from ckplan.model.node_reads import captured, reads
 from ckplan.operators.matching import is_op
@@ -236,16 +237,4 @@ def _accumulate(op: Builder, value: ir.Value, gradient: ir.Value, factor: float)
         if op.pending[value] != factor:
             before, gradient = op.scale(before, op.pending[value]), op.scale(gradient, factor)
             op.pending[value] = 1.0
-        before, gradient = _narrowed(before, gradient)
-        total = op.partials[value] = op.Add(before, gradient)
-        if shape_of(before) == shape_of(gradient):
-            op.sums.append(total)
-
-
-def _narrowed(before: ir.Value, gradient: ir.Value) -> tuple[ir.Value, ir.Value]:
-    """Return the terms of a sum, one of them as it was before it was expanded: the sum expands it as well."""
-    for one, other in ((gradient, before), (before, gradient)):
-        maker = one.producer()
-        if is_op(maker, "Expand") and maker.inputs[0] is not None:
-            return other, maker.inputs[0]
-    return before, gradient
+        op.partials[value] = add_to(op, before, gradient)

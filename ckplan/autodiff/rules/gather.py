@@ -17,6 +17,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
+from ckplan.autodiff.rules.parts import gradient_of_part
 from ckplan.autodiff.rules.shape import pad
 from ckplan.autodiff.scattering import diagonal_sums, rows_of_diagonals, scatter_add, scatter_columns
 from ckplan.autodiff.slices import stretch
@@ -55,6 +56,8 @@ def gather(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         rows = op.Where(is_padding, 0.0, rows)
     if known is not None:
         runs = _runs(known.reshape(-1) % shape[axis])
+        if len(runs) == 1 and picked[axis] < shape[axis]:
+            return [gradient_of_part(op, data, rows, axis, range(runs[0][0], runs[0][-1] + 1))]
         if len(runs) == 1 or (len(runs) <= _MOST_RUNS and len(runs) * shape[axis] <= _PASSES * picked[axis]):
             return [_shifted(op, rows, axis, runs, shape)]
     which = op.reshape(indices, [picked[axis]])

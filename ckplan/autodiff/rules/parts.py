@@ -1,36 +1,47 @@
 """Gradients of parts of a tensor, which are zeros elsewhere, joined where parts lie beside each other.
 
-A roll along an axis, or the patches that a Swin merges, are written as slices that are a whole axis together. Each for
-itself has a gradient of the size of the whole, and these are added; joined they are one copy without a zero.
+A roll along an axis, the patches that a Swin merges, or the steps that an unrolled recurrence reads, are written as
+parts that are a whole axis together. Each for itself has a gradient of the size of the whole, and these are added, n
+times the whole for n steps; joined they are one copy without a zero.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.rules.windows import pad_axes
+from ckplan.autodiff.running_sums import add_to
 
 _KEY = "ckplan.part"
-"""Key in ``Value.meta``: the part that a value is zero beside."""
+"""Key in ``Value.meta``: the part that a value is zero beside, or what others gave."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What stands along an axis from ``start`` on; zeros stand in the rest of the ``size`` elements."""
+    """What stands along an axis from ``start`` on; zeros stand in the rest of the ``size`` elements.
 
-    value: ir.Value
+    Attributes:
+        pieces: of it, one behind the other.
+        axis: along which they stand.
+        start: where the first one begins.
+        size: of the whole along the axis.
+        others: what was given to all of the whole before; None if that is nothing.
+    """
+
+    pieces: tuple[ir.Value, ...]
     axis: int
     start: int
     size: int
+    others: ir.Value | None = None
 
     @property
     def end(self) -> int:
         """Where the zeros behind it begin."""
-        return self.start + shape_of(self.value)[self.axis]
+        return self.start + sum(shape_of(piece)[self.axis] for piece in self.pieces)
 
 
 def is_part(size: int, taken: range) -> bool:
@@ -39,7 +50,7 @@ def is_part(size: int, taken: range) -> bool:
 
 
 def gradient_of_part(op: Builder, whole: ir.Value, g: ir.Value, axis: int, taken: range) -> ir.Value:
-    """Emit the gradient of a tensor by a part, or by that and the parts beside it that have been through before.
+    """Emit the gradient of a tensor by a part, with what the tensor was given before.
 
     Args:
         op: the builder.
@@ -51,26 +62,29 @@ def gradient_of_part(op: Builder, whole: ir.Value, g: ir.Value, axis: int, taken
     shape, step = shape_of(whole), taken.step
     if step > 1:
         g = op.reshape(g, [*shape[:axis], len(taken), 1, *shape[axis + 1 :]])
-        part = _Part(g, axis + 1, taken.start, step)
+        part = _Part((g,), axis + 1, taken.start, step)
     else:
-        part = _Part(g, axis, taken.start, shape[axis])
-    sofar = op.partials.get(whole)
-    other = sofar.meta.get(_KEY) if sofar is not None and op.pending.get(whole, 1.0) == 1.0 else None
-    if other is not None and (joined := _joined(op, part, other)):
+        part = _Part((g,), axis, taken.start, shape[axis])
+    before = op.partials.get(whole) if op.pending.get(whole, 1.0) == 1.0 else None
+    if before is not None:
         op.take_partial(whole)
-        part = joined
-    padded = pad_axes(op, part.value, [part.axis], [part.start], [part.size - part.end])
-    gradient = op.reshape(padded, shape)
-    if padded is not part.value:
+        other = before.meta.get(_KEY)
+        joined = None if other is None else _joined(part, other)
+        part = joined or replace(part, others=before)
+    value = part.pieces[0] if len(part.pieces) == 1 else op.Concat(*part.pieces, axis=part.axis)
+    gradient = op.reshape(pad_axes(op, value, [part.axis], [part.start], [part.size - part.end]), shape)
+    if part.others is not None:
+        gradient = add_to(op, part.others, gradient)
+    if part.end - part.start < part.size:
         gradient.meta[_KEY] = part
     return gradient
 
 
-def _joined(op: Builder, one: _Part, other: _Part) -> _Part | None:
+def _joined(one: _Part, other: _Part) -> _Part | None:
     """Both parts as one, if one begins where the other ends."""
-    first, last = sorted((one, other), key=lambda part: part.start)
-    if (one.axis, one.size, len(shape_of(one.value))) != (other.axis, other.size, len(shape_of(other.value))):
+    if (one.axis, one.size, len(shape_of(one.pieces[0]))) != (other.axis, other.size, len(shape_of(other.pieces[0]))):
         return None
+    first, last = sorted((one, other), key=lambda part: part.start)
     if first.end != last.start:
         return None
-    return _Part(op.Concat(first.value, last.value, axis=one.axis), one.axis, first.start, one.size)
+    return replace(other, pieces=(*first.pieces, *last.pieces), start=first.start)
