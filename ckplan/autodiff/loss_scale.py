@@ -91,15 +91,13 @@ def add_loss_scale(op: Builder, spec: float | str, targets: Iterable[ir.Value]) 
     except ValueError:
         scale = math.nan
     if not (math.isfinite(scale) and scale > 0):
-        raise UsageError(
-            f"the loss scale `{spec}` is not a positive number", f"give a number such as 1024, or `{INPUT}`"
-        )
+        raise UsageError(f"`--loss-scale {spec}` is not a positive number", f"give a number such as 1024, or `{INPUT}`")
     for target in targets:
         name, least, most = _HALF if target.dtype == ir.DataType.FLOAT16 else _SINGLE
         if not least <= scale <= most:
             size, remedy = ("more", f"{most:g} at most") if scale > most else ("less", f"{least:g} at least")
             raise UsageError(
-                f"the loss scale {scale:g} is {size} than {name} can hold, in which gradients of '{target.name}' are",
+                f"`--loss-scale {scale:g}` is {size} than {name} can hold, in which gradients of '{target.name}' are",
                 f"scale by {remedy}",
             )
     return LossScale(scale)

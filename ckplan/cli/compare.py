@@ -119,6 +119,8 @@ def command(
             sources = [configuration.path, *(target.path for target in configuration.targets)]
         check_reports(reports, force, *sources, beside=outputs.values())
         summary = _check_outputs(outputs, sources, base, configuration, force)
+        if configuration is None and not (measure or measured) and source("device") is ParameterSource.COMMANDLINE:
+            raise UsageError("`--device` is where the models run, and none is run", "add --measure, or leave it out")
         check_device(device, with_proof=measure or measured)
         from ckplan.comparison import How
 

@@ -24,6 +24,7 @@ from ckplan.cli.values import (
     read_shapes,
     read_share,
 )
+from ckplan.errors import UsageError
 
 
 def _gathered(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +57,10 @@ def _aimed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _set(ctx: click.Context, param: click.Parameter, value: bool, *, name: str) -> None:
     if value:
-        setattr(ctx.ensure_object(Settings), name, True)
+        settings = ctx.ensure_object(Settings)
+        setattr(settings, name, True)
+        if settings.quiet and settings.verbose:
+            raise UsageError("`--quiet` leaves out what `--verbose` asks for", "give one of them")
 
 
 def _limit_runs(ctx: click.Context, param: click.Parameter, seconds: float | None) -> None:

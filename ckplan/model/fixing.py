@@ -121,7 +121,8 @@ def array_of(value: ir.Value, numbers: Number | Sequence[Number]) -> np.ndarray:
         raise UsageError(f"input '{value.name}' cannot be {numbers!r}", "give numbers, or true and false")
     array = given.astype(dtype.numpy())
     if not np.array_equal(array, given) and not dtype.is_floating_point():
-        raise UsageError(f"input '{value.name}' of type {dtype} cannot be {_spelled(numbers)}", "give whole numbers")
+        remedy = "give true or false" if dtype == ir.DataType.BOOL else "give whole numbers"
+        raise UsageError(f"input '{value.name}' of type {dtype} cannot be {_spelled(numbers)}", remedy)
     if given.ndim == 0:
         return np.broadcast_to(array, shape)
     if given.size != math.prod(shape):

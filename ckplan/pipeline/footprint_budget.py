@@ -67,7 +67,7 @@ def within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
         needed, allowed = format_unlike(limit - most, limit)
         raise InfeasibleError(
             f"{named} {needed}, the budget of what {HOLDER[goal.scope]} holds is {allowed}",
-            "raise it, or choose an optimizer with less state",
+            "raise it, or choose an optimizer with less state" if step.footprint.state else "raise it",
         )
     files: Files = {}
     made = _best_packed(step, strategy, goal, limit, most, files)

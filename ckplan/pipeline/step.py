@@ -219,6 +219,11 @@ class Step:
             check_starts(device)
             return replace(self, clock=partial(timed_in_turns, device="cuda" if device == "cuda" else "cpu"))
         if cost == "calibrated":
+            if device == "cuda":
+                raise UsageError(
+                    "`--cost calibrated` times kernels of this machine's CPU, and `--device cuda` plans for others",
+                    "take --cost measured or flops",
+                )
             from ckplan.meter.calibration import calibrated_costs
 
             found = replace(self, pricing=calibrated_costs, notes=(*self.notes, _CALIBRATED))

@@ -146,7 +146,7 @@ def test_scales_that_cannot_be_meant(scale):
 
 
 def test_a_scale_that_the_loss_cannot_hold():
-    with pytest.raises(UsageError, match="the loss scale 131072 is more than float16 can hold"):
+    with pytest.raises(UsageError, match="`--loss-scale 131072` is more than float16 can hold"):
         small(loss_scale=131072)
 
 
@@ -154,7 +154,7 @@ def test_a_scale_that_the_loss_cannot_hold():
     ("scale", "said"), [(1e60, "more than float32 .*; scale by 8.5"), (1e-60, "less than float32 .*; scale by 1.1")]
 )
 def test_a_scale_that_single_precision_cannot_hold(scale, said):
-    with pytest.raises(UsageError, match=f"{scale:g} is {said}".replace("+", "[+]")):
+    with pytest.raises(UsageError, match=f"{scale:g}` is {said}".replace("+", "[+]")):
         build_training_graph(parse(MLP, **WEIGHTS), loss_scale=scale)
 
 

@@ -142,6 +142,13 @@ def test_analyze_tries_what_it_is_told(model: Path) -> None:
     assert [offer["strategy"] for offer in data["strategies"]] == ["sqrt:segments=2", "none"]
 
 
+@pytest.mark.parametrize("order", [("--quiet", "--verbose"), ("--verbose", "--quiet")], ids=" ".join)
+def test_quiet_and_verbose_do_not_go_together(model: Path, order: tuple[str, str]) -> None:
+    result = run("plan", model, "-o", "plan.json", *order)
+    assert result.exit_code == 2
+    assert result.stderr == "ckplan: error: `--quiet` leaves out what `--verbose` asks for; give one of them\n"
+
+
 def test_quiet_is_quiet(model: Path) -> None:
     assert run("analyze", model, "--quiet").stderr == ""
 

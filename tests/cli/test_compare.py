@@ -344,6 +344,7 @@ def test_odd_names_are_text_everywhere(tmp_path: Path, monkeypatch: pytest.Monke
         ([], 2, "there is no ckplan.toml"),
         (["memory.json", "model.onnx", "--clip-norm", "1"], 2, "there is no optimizer"),
         (["memory.json", "model.onnx", "--tolerance", "3%"], 2, "none decides; add --measured, or leave it out"),
+        (["memory.json", "model.onnx", "--device", "cuda"], 2, "none is run; add --measure, or leave it out"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -82,7 +82,7 @@ def test_loss_scale(model: Path, tmp_path: Path) -> None:
         np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-7)
     result = run("grad", model, "-o", output, "--loss-scale", "much", "--force")
     assert result.exit_code == 2
-    assert "the loss scale `much` is not a positive number" in failure(result)
+    assert "`--loss-scale much` is not a positive number" in failure(result)
 
 
 def test_a_gradient_of_gradients(model: Path, tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_analyze_and_rewrite_take_them_too(model: Path, tmp_path: Path) -> None:
         (["--clip-norm", "1"], "name one with --optimizer"),
         (["--optimizer", "adma"], "there is no optimizer `adma`; did you mean `adam`?"),
         (["--optimizer", "adam:beta1=2"], "option `beta1` of optimizer `adam` is 2.0"),
-        (["--optimizer", "sgd", "--clip-norm", "0"], "cannot be clipped to a norm of 0"),
+        (["--optimizer", "sgd", "--clip-norm", "0"], "`--clip-norm` is 0.0; give a positive number"),
         (["--optimizer", "sgd", "--clip-norm", "lots"], "is not a valid float"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

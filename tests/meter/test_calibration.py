@@ -198,6 +198,8 @@ def test_a_step_is_priced_by_the_graph_that_is_planned(graph: ir.Model, monkeypa
     assert [op.cost for op in step.problem.ops] == [1.0] * len(step.fused.graph)
     with pytest.raises(UsageError, match="the cost is 'guessed'; choose one of flops"):
         step_of(graph).priced("guessed")
+    with pytest.raises(UsageError, match="times kernels of this machine's CPU, and `--device cuda` plans for others"):
+        step_of(graph).priced("calibrated", "cuda")
 
 
 @pytest.mark.parametrize("command", ["plan", "rewrite"])

@@ -62,6 +62,13 @@ def test_the_arena_holds_what_is_expected(tmp_path: Path) -> None:
     assert measured.counters.steady.held == pytest.approx(found.held, rel=0.02)
 
 
+@pytest.mark.parametrize(("optimizer", "remedy"), [("adamw", "raise it, or choose an optimizer"), ("sgd", "raise it$")])
+def test_state_is_blamed_only_where_there_is_some(optimizer: str, remedy: str) -> None:
+    step = ckplan.open_model(SAMPLES / "mlp.onnx", optimizer=optimizer)
+    with pytest.raises(InfeasibleError, match=remedy):
+        ckplan.rewrite(step, budget=100_000, of="total")
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_file_keeps_to_a_budget_of_everything(optimizer: str) -> None:
     step = ckplan.open_model(SAMPLES / "mlp.onnx", optimizer=optimizer, dims={"batch": 16384})

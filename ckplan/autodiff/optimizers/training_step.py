@@ -56,7 +56,7 @@ def add_optimizer(
     check_kind("the training graph", training, TrainingGraph, "make one with `ckplan.build_training_graph`")
     check_kind("the optimizer", optimizer, Optimizer, "make one with `ckplan.parse_optimizer`")
     if clip_norm is not None and not (is_number(clip_norm) and clip_norm > 0 and math.isfinite(clip_norm)):
-        raise UsageError(f"gradients cannot be clipped to a norm of {shown(clip_norm)}", "give a positive number")
+        raise UsageError(f"`--clip-norm` is {shown(clip_norm)}", "give a positive number")
     if keys.OPTIMIZER in training.model.metadata_props:
         raise UsageError("the graph makes new parameters already", "start from the forward model")
     if not training.gradients:
