@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 
 from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.rules.resampling import Sampling, sampling_matrix
-from tests.autodiff.gradcheck import check_gradient, check_second_derivatives, infer, node_model, values
+from tests.autodiff.gradcheck import check_gradient, check_second_derivatives, infer, node_model, parse, values
 
 COORDINATES = ["half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "align_corners", "asymmetric"]
 NEAREST = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
@@ -129,6 +130,34 @@ def test_resize_crops():
             torch=False,
             idle=["p1"],
         )
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pytest.mark.parametrize(
+    ("coordinates", "width"),
+    [
+        *(("tf_half_pixel_for_nn", width) for width in (1.0, 1.6, 2.0)),
+        *(("tf_crop_and_resize", width) for width in (1.0, 1.1, 1.6)),
+        *((coordinates, 1.1) for coordinates in COORDINATES),
+    ],
+)
+def test_what_onnxruntime_leaves_alone_passes_its_gradient_on(mode, coordinates, width):
+    """It places nothing anew along an axis that is scaled by 1, and copies what keeps its shape, whatever is asked."""
+    options = f'<mode = "{mode}", nearest_mode = "ceil", coordinate_transformation_mode = "{coordinates}">'
+    shape, wide = (2, 2, 3, 4), int(4 * width)
+    model = parse(
+        f"g (float[2, 2, 3, 4] x, float[2, 2, 3, {wide}] w) => (float loss) {{"
+        f" y = Resize {options} (x, roi, scales) m = Mul(y, w) loss = ReduceSum <keepdims = 0> (m) }}",
+        roi=np.asarray([0, 0, 0.2, 0.1, 1, 1, 0.8, 0.7], np.float32),
+        scales=np.asarray([1, 1, 1, width], np.float32),
+    )
+    training = build_training_graph(model, loss="loss", wrt=["x"])
+    session = onnxruntime.InferenceSession(ir.to_proto(training.model).SerializeToString())
+    weights = np.random.default_rng(0).uniform(0.5, 1.5, (2, 2, 3, wide)).astype(np.float32)
+    units = np.eye(np.prod(shape), dtype=np.float32).reshape(-1, *shape)
+    slopes = [session.run(["loss"], {"x": unit, "w": weights})[0] for unit in units]
+    (found,) = session.run(["x_grad"], {"x": units[0], "w": weights})
+    np.testing.assert_allclose(found.reshape(-1), slopes, atol=1e-5)
 
 
 def test_nearest_upscales_are_one_pool():

@@ -102,8 +102,10 @@ def sampling_matrix(axis: Sampling) -> Entries:
 
 
 def _positions(axis: Sampling, dtype: np.dtype[Any]) -> np.ndarray:
-    """Return where in the axis before each element after lies."""
+    """Return where in the axis before each element after lies: onnxruntime leaves alone what it scales by 1."""
     index: np.ndarray = np.arange(axis.result, dtype=dtype)
+    if axis.scale == 1:
+        return index
     last = axis.size - 1
     scale: np.ndarray = np.asarray(axis.scale, dtype)
     match axis.coordinates:

@@ -31,6 +31,8 @@ def resize(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     assert value is not None
     if 0 in shape_of(value) or 0 in shape_of(required_input(node, 0)):
         return [None]
+    if shape_of(value) == shape_of(required_input(node, 0)):  # onnxruntime copies, whatever the scales are
+        return [value]
     samplings = _samplings(op, node)
     matrices = {axis: sampling_matrix(sampling) for axis, sampling in samplings.items()}
     matrices = {axis: matrix for axis, matrix in matrices.items() if not matrix.is_identity}
