@@ -235,8 +235,9 @@ def regions(node: ir.Node) -> Cost:
 
 def deformed(node: ir.Node) -> Cost:
     """DeformConv: columns made of four corners each, and a convolution of them."""
-    columns = _elements(input_of(node, 2)) // 2 * _shape(input_of(node, 0))[1]
-    columns //= max(1, node.attributes.get_int("offset_group", 1))
+    # The weight tells the channels: what is ordered by a control edge has no shape in a file.
+    channels = math.prod(_shape(input_of(node, 1))[1:2]) * node.attributes.get_int("group", 1)
+    columns = _elements(input_of(node, 2)) // 2 * channels // max(1, node.attributes.get_int("offset_group", 1))
     product = 2 * _elements(node.outputs[0]) * math.prod(_shape(input_of(node, 1))[1:])
     return Cost(product + 10 * columns + _bias(node, 3), _traffic(node) + 8 * columns)
 

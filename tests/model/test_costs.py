@@ -97,6 +97,15 @@ def test_ratios_that_planning_rests_on() -> None:
     assert seconds(node_cost(node("Reshape", [big, (2,)], (8, 200704)))) == 0
 
 
+def test_a_deformable_convolution_whose_input_has_no_shape_costs_as_many_operations() -> None:
+    """As of an input that waits for another tensor: what carries it there has no shape in the file."""
+    made = node("DeformConv", [(1, 4, 6, 6), (2, 2, 3, 3), (1, 36, 4, 4)], (1, 2, 4, 4), offset_group=2, group=2)
+    known, first = node_cost(made), made.inputs[0]
+    assert first is not None
+    first.shape = None
+    assert node_cost(made).flops == known.flops == 2 * 32 * 18 + 10 * 4 * 9 * 16
+
+
 def test_unknown_operators_count_as_elementwise() -> None:
     made = node("SomethingNew", [(4, 5)], (4, 5))
     made.domain = "example.org"
