@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -167,6 +167,85 @@ def _listed(tensors: Tensors, names: Sequence[str]) -> tuple[tuple[ir.Value, ...
     return tuple(value for values in found.values() for value in values), notes
 
 
+@dataclass
+class _Evidence:
+    """What initializers are taken for that nobody named, and what is to be said of them.
+
+    Attributes:
+        doubtful: trained, and may be constants.
+        merged: trained, and may be several of equal numbers.
+        computed: trained, and computed of parameters that the file does not name.
+        numbers: a few numbers computed of parameters, not trained.
+        constants: not trained: each with the reason.
+    """
+
+    doubtful: list[str] = field(default_factory=list)
+    merged: list[str] = field(default_factory=list)
+    computed: list[str] = field(default_factory=list)
+    numbers: list[str] = field(default_factory=list)
+    constants: dict[ir.Value, str] = field(default_factory=dict)
+
+    def is_trained(self, value: ir.Value, uses: Set[Use], *, is_read: bool) -> bool:
+        """Judge an initializer, and remember what is to be said of it.
+
+        Args:
+            value: the initializer.
+            uses: how the model as it was read uses it.
+            is_read: whether a result depends on it; else nothing is trained, which is said of it elsewhere.
+        """
+        verdict = judge(value, uses)
+        said = f"'{value.name}': {verdict.why}" if verdict.why else f"'{value.name}'"
+        if not verdict.trained:
+            if is_number_computed(value):
+                self.numbers.append(f"'{value.name}'")
+            elif value.metadata_props.get(CONSTANT) not in (ORIGIN, EXPANSION, CONVERTED):  # need no mention
+                self.constants[value] = said
+            return False
+        if is_read and not verdict.certain:
+            self.doubtful.append(said)
+        if is_read and may_be_merged(value, uses):
+            self.merged.append(f"'{value.name}' of {len(set(value.consumers()))}")
+        if is_read and is_computed(value, uses):
+            self.computed.append(f"'{value.name}'")
+        return True
+
+    def notes(self) -> list[str]:
+        """Name the initializers that may not be what they are taken for, and those that are taken for constants."""
+        notes = []
+        if self.doubtful:
+            notes.append(
+                f"{len(self.doubtful)} tensor(s) are trained that may be constants ({shortened(self.doubtful)}); "
+                "leave them out with --no-grad if they are, or name all parameters with --params"
+            )
+        if self.merged:
+            notes.append(
+                f"{len(self.merged)} parameter(s) of equal numbers are read by several layers "
+                f"({shortened(self.merged)}): where a tool merged what nothing has trained yet, hand in the file as it "
+                "was before"
+            )
+        if self.computed:
+            notes.append(
+                f"{len(self.computed)} tensor(s) are trained that torch's exporter computed of parameters "
+                f"({shortened(self.computed)}), and the file does not say of which: the gradient of one that is read "
+                "elsewhere as well lacks that part; ckplan.export keeps the parameters"
+            )
+        if self.numbers:
+            notes.append(
+                f"{len(self.numbers)} tensor(s) of a few numbers are not trained ({shortened(self.numbers)}): torch's "
+                "exporter computed them of parameters or buffers, and the file does not say of which; the gradient of "
+                "a parameter lacks that part, and ckplan.export keeps it"
+            )
+        # Nobody expects a number to be trained that a node of the file writes out.
+        told = [value for value in self.constants if not (is_constant(value) and size_of(value) == 1)]
+        if told:
+            # Scalars are seldom meant to be trained: what else is left out comes first.
+            named = [self.constants[value] for value in sorted(told, key=lambda value: not shape_of(value))]
+            notes.append(
+                f"{len(told)} constant(s) are not trained ({shortened(named)}); name them with --wrt if they should be"
+            )
+        return notes
+
+
 def select_parameters(
     op: Builder,
     candidates: Collection[ir.Value],
@@ -201,13 +280,8 @@ def select_parameters(
     asked = set(request.parameters)
     chosen: list[ir.Value] = []
     idle: list[ir.Value] = []
-    constants: dict[ir.Value, str] = {}
-    doubtful: list[str] = []
-    merged: list[str] = []
-    computed: list[str] = []
-    numbers: list[str] = []
+    evidence = _Evidence()
     for value in candidates:
-        name = str(value.name)
         if value in request.frozen or not (request.all_parameters or value in asked):
             continue
         if value not in readers:
@@ -216,27 +290,15 @@ def select_parameters(
             unused &= not uses.get(value) or judge(value, uses[value]).trained
             if unused or value in asked - request.listed:
                 idle.append(value)
-            continue
-        if request.all_parameters and name not in before:
-            verdict = judge(value, uses.get(value, set()))
-            said = f"'{name}': {verdict.why}" if verdict.why else f"'{name}'"
-            if not verdict.trained:
-                if is_number_computed(value):
-                    numbers.append(f"'{name}'")
-                elif value.metadata_props.get(CONSTANT) not in (ORIGIN, EXPANSION, CONVERTED):  # need no mention
-                    constants[value] = said
-                continue
-            is_read = value in reached  # else nothing is trained, which is said of it
-            if is_read and not verdict.certain:
-                doubtful.append(said)
-            if is_read and may_be_merged(value, uses.get(value, set())):
-                merged.append(f"'{name}' of {len(set(value.consumers()))}")
-            if is_read and is_computed(value, uses.get(value, set())):
-                computed.append(f"'{name}'")
-        chosen.append(value)
+        elif (
+            not request.all_parameters
+            or value.name in before
+            or evidence.is_trained(value, uses.get(value, set()), is_read=value in reached)
+        ):
+            chosen.append(value)
     if not chosen and not request.others:
-        raise _nothing_left(candidates, request, constants)
-    notes = _notes(doubtful, merged, computed, numbers, constants)
+        raise _nothing_left(candidates, request, evidence.constants)
+    notes = evidence.notes()
     if request.all_parameters:
         notes += [*_folded_notes(chosen), *_adapter_notes(chosen)]
     return Selection(tuple(chosen), tuple(idle), tuple(notes))
@@ -273,48 +335,6 @@ def _adapter_notes(chosen: Sequence[ir.Value]) -> list[str]:
         return [f"all parameters of a model of PEFT's are trained, {why}: ckplan.export leaves out what is"]
     way = f"--wrt '*{_ADAPTER}*' trains the adapters alone, and ckplan.export leaves out what is frozen"
     return [f"{beside} parameter(s) beside low-rank adapters of PEFT's are trained, too, {why}: {way}"]
-
-
-def _notes(
-    doubtful: Sequence[str],
-    merged: Sequence[str],
-    computed: Sequence[str],
-    numbers: Sequence[str],
-    constants: Mapping[ir.Value, str],
-) -> list[str]:
-    """Name the initializers that may not be what they are taken for, and those that are taken for constants."""
-    notes = []
-    if doubtful:
-        notes.append(
-            f"{len(doubtful)} tensor(s) are trained that may be constants ({shortened(doubtful)}); "
-            "leave them out with --no-grad if they are, or name all parameters with --params"
-        )
-    if merged:
-        notes.append(
-            f"{len(merged)} parameter(s) of equal numbers are read by several layers ({shortened(merged)}): where a "
-            "tool merged what nothing has trained yet, hand in the file as it was before"
-        )
-    if computed:
-        notes.append(
-            f"{len(computed)} tensor(s) are trained that torch's exporter computed of parameters "
-            f"({shortened(computed)}), and the file does not say of which: the gradient of one that is read elsewhere "
-            "as well lacks that part; ckplan.export keeps the parameters"
-        )
-    if numbers:
-        notes.append(
-            f"{len(numbers)} tensor(s) of a few numbers are not trained ({shortened(numbers)}): torch's exporter "
-            "computed them of parameters or buffers, and the file does not say of which; the gradient of a parameter "
-            "lacks that part, and ckplan.export keeps it"
-        )
-    # Nobody expects a number to be trained that a node of the file writes out.
-    told = [value for value in constants if not (is_constant(value) and size_of(value) == 1)]
-    if told:
-        # Scalars are seldom meant to be trained: what else is left out comes first.
-        named = [constants[value] for value in sorted(told, key=lambda value: not shape_of(value))]
-        notes.append(
-            f"{len(told)} constant(s) are not trained ({shortened(named)}); name them with --wrt if they should be"
-        )
-    return notes
 
 
 def _nothing_left(

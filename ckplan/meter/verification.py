@@ -11,7 +11,7 @@ from ckplan.display import shortened
 from ckplan.errors import CkplanError, ModelError
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.isolation.folders import temporary_folder
-from ckplan.meter.compared import Timing, Verification
+from ckplan.meter.compared import Numerics, Timing, Verification
 from ckplan.meter.facts import fed_inputs, file_facts, read_model
 from ckplan.meter.in_place import compared_in_place
 from ckplan.meter.inputs import make_inputs
@@ -83,13 +83,7 @@ def verify(
         base_outputs, new_outputs = (load_arrays(place, mapped=True) for place in places)
         numerics = compare_outputs(base_outputs, new_outputs, facts[1].groups or facts[0].groups)
         wobbles = {} if any(_draws(model) for model in models) else _wobbles(first, second)
-        numerics = replace(
-            numerics,
-            differences=tuple(
-                replace(found, device=second.device, wobble=wobbles.get(found.output, 0.0))
-                for found in numerics.differences
-            ),
-        )
+        numerics = _beside_wobbles(numerics, wobbles, second.device)
         notes: list[str] = []
         orders = [known.order for known in facts]
         origins = [
@@ -105,6 +99,14 @@ def verify(
         timing = _timing(requests, runs, notes)
     numerics = replace(numerics, base_origin=origins[0], new_origin=origins[1])
     return Verification(first, second, numerics, timing, tuple(notes), in_place)
+
+
+def _beside_wobbles(numerics: Numerics, wobbles: Mapping[str, float], device: str) -> Numerics:
+    """The differences of two files, each beside what two runs of one file differ by."""
+    differences = (
+        replace(found, device=device, wobble=wobbles.get(found.output, 0.0)) for found in numerics.differences
+    )
+    return replace(numerics, differences=tuple(differences))
 
 
 def _wobbles(base: Measurement, new: Measurement) -> dict[str, float]:

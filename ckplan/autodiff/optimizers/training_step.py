@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 
 import numpy as np
@@ -82,18 +82,7 @@ def add_optimizer(
         with op.scope(f"{parameter.name}/update", before=behind[parameter] if clip_norm is None else last):
             made_of = scalars[_work(parameter)]
             states += _update(op, optimizer, parameter, gradients[parameter], made_of, updates, by_rows)
-    dropped = set(gradients.values())
-    outputs = [value for value in graph.outputs if value not in dropped]
-    graph.outputs.clear()
-    graph.outputs.extend(outputs)
-    makers = [node for value in dropped if not value.uses() and (node := value.producer()) is not None]
-    graph.remove(makers, safe=True)  # of gradients of which the update reads the rows alone
-    inputs = set(graph.inputs)
-    for old, new in updates.items():
-        new.name = op.unique_name(f"{old.name}_new")
-        graph.outputs.append(new)
-        if old not in inputs:
-            graph.inputs.append(old)
+    _return_instead(op, set(gradients.values()), updates)
     named = {**training.updates, **{str(old.name): str(new.name) for old, new in updates.items()}}
     model.metadata_props.pop(keys.GRADIENTS, None)
     model.metadata_props[keys.UPDATES] = json.dumps(named)
@@ -104,6 +93,28 @@ def add_optimizer(
     default = f"the input '{rate.name}' is {optimizer.learning_rate:g} by default"
     notes = (*training.notes, f"{optimizer} makes the new parameters{clipped}; {default}")
     return replace(training, model=model, updates=named, notes=notes)
+
+
+def _return_instead(op: Builder, dropped: Set[ir.Value], updates: Mapping[ir.Value, ir.Value]) -> None:
+    """Let a step return new values in the place of gradients, and take the old ones.
+
+    Args:
+        op: builder of the step.
+        dropped: the gradients; their makers go as well where the update reads some rows alone.
+        updates: new value by old one, in the order of the outputs.
+    """
+    graph = op.graph
+    outputs = [value for value in graph.outputs if value not in dropped]
+    graph.outputs.clear()
+    graph.outputs.extend(outputs)
+    makers = [node for value in dropped if not value.uses() and (node := value.producer()) is not None]
+    graph.remove(makers, safe=True)
+    inputs = set(graph.inputs)
+    for old, new in updates.items():
+        new.name = op.unique_name(f"{old.name}_new")
+        graph.outputs.append(new)
+        if old not in inputs:
+            graph.inputs.append(old)
 
 
 def _ready(graph: ir.Graph, gradients: Mapping[ir.Value, ir.Value]) -> dict[ir.Value, int]:
