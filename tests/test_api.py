@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -216,6 +217,10 @@ def test_a_refusal_tells_what_else_limits_the_plan(path: Path) -> None:
         ckplan.rewrite(path, budget="40%", overhead="1%", cost="flops")
     assert "has no plan with an overhead of at most 1 % whose file stays within the budget" in str(refused.value)
     assert "or allow more overhead" in refused.value.hint
+    # What no plan can do without: which node holds it, and in which tensors.
+    assert re.search(
+        r"no schedule takes less than [\d.]+ \wi?B, which '.+' holds while it runs \('.+' [\d.]+ ", str(refused.value)
+    )
 
 
 def test_numbers_of_numpy_are_numbers(path: Path) -> None:

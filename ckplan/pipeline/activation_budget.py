@@ -14,7 +14,7 @@ from ckplan.pipeline.lowest import last_resorts
 from ckplan.pipeline.plan_files import without_plan, write_plan
 from ckplan.pipeline.planned import Planned
 from ckplan.pipeline.step import Step
-from ckplan.planner import Plan
+from ckplan.planner import Plan, holder_of_bound
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.auto import Auto
@@ -77,7 +77,8 @@ def within_activations(step: Step, strategy: Strategy, goal: Goal) -> Planned:
     by = "" if smallest.strategy == str(strategy) else f", by `{smallest.strategy}`"
     raise InfeasibleError(
         f"strategy `{strategy}` has no plan{goal.costing} whose file stays within the budget of "
-        f"{allowed}: the least that a file takes is {least}{by}, and no schedule takes less than {bound}",
+        f"{allowed}: the least that a file takes is {least}{by}, and no schedule takes less than {bound}, which "
+        f"{holder_of_bound(step.problem)}",
         f"raise the budget to {taken} bytes, the least that a file was made for" + ", or allow more overhead" * limited,
         taken,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckplan.planner.bounds import lower_bound, working_set
+from ckplan.planner.bounds import holder_of_bound, lower_bound, working_set
 from ckplan.planner.cuts import bottlenecks, forward_cuts
 from ckplan.planner.plan import Plan, make_plan, plan_from_json
 from ckplan.planner.problem import Kind, Op, Problem, Tensor
@@ -20,6 +20,7 @@ __all__ = [
     "Timeline",
     "bottlenecks",
     "forward_cuts",
+    "holder_of_bound",
     "lifetimes",
     "live_at",
     "lower_bound",

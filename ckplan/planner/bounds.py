@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ckplan.planner.problem import Kind, Problem
+from ckplan.units import format_bytes
 
 
 def working_set(problem: Problem, index: int) -> int:
@@ -40,3 +41,18 @@ def lower_bound(problem: Problem) -> tuple[int, int]:
     """
     bound, index = max(((own, -index) for index, own in enumerate(working_sets(problem))), default=(0, 0))
     return bound, -index
+
+
+def holder_of_bound(problem: Problem) -> str:
+    """What holds the bytes that no schedule can do without: the op, and the largest tensors that it reads and makes.
+
+    Returns:
+        A clause without its subject, which is the bytes.
+    """
+    op = problem.ops[lower_bound(problem)[1]]
+    involved = {problem.view_root[tensor] for tensor in (*op.inputs, *op.outputs)}
+    held = [tensor for tensor in involved if problem.tensors[tensor].kind is Kind.ACTIVATION]
+    held.sort(key=lambda tensor: (-problem.tensors[tensor].bytes, tensor))
+    named = ", ".join(f"'{problem.tensors[t].name}' {format_bytes(problem.tensors[t].bytes)}" for t in held[:3])
+    beside = f", a workspace {format_bytes(op.workspace)}" if op.workspace else ""
+    return f"'{op.name}' holds while it runs ({named}{beside})"

@@ -11,11 +11,11 @@ from ckplan.arguments import check_number
 from ckplan.choices import spell
 from ckplan.errors import CkplanError, InfeasibleError
 from ckplan.extensions import running_of
-from ckplan.planner.bounds import lower_bound
+from ckplan.planner.bounds import holder_of_bound, lower_bound
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.peak import peak_of
 from ckplan.planner.plan import Plan, make_plan
-from ckplan.planner.problem import Kind, Problem
+from ckplan.planner.problem import Problem
 from ckplan.units import format_bytes, format_unlike
 
 
@@ -126,7 +126,8 @@ class Strategy(ABC):
         if budget is not None and peak > budget:
             needed, allowed = format_unlike(peak, budget)
             raise InfeasibleError(
-                f"strategy `{self}` needs {needed} of activations, the budget is {allowed}, and {_reason(problem)}",
+                f"strategy `{self}` needs {needed} of activations, the budget is {allowed}, and no schedule "
+                f"needs less than {format_bytes(lower_bound(problem)[0])}, which {holder_of_bound(problem)}",
                 f"raise the budget to {peak} bytes, the least that a plan was found for"
                 + ("" if self.name == "auto" else ", or try another strategy"),
             )
@@ -147,14 +148,3 @@ class Strategy(ABC):
 def one_more_forward(problem: Problem) -> float:
     """Seconds of a step in which each forward op runs twice: what a plan without a budget may cost."""
     return problem.cost + sum(problem.ops[index].cost for index in problem.forward)
-
-
-def _reason(problem: Problem) -> str:
-    """Why no schedule can need less than the bound: the op, and the largest tensors that it reads and makes."""
-    bound, index = lower_bound(problem)
-    op = problem.ops[index]
-    involved = {problem.view_root[tensor] for tensor in (*op.inputs, *op.outputs)}
-    held = [tensor for tensor in involved if problem.tensors[tensor].kind is Kind.ACTIVATION]
-    held.sort(key=lambda tensor: (-problem.tensors[tensor].bytes, tensor))
-    named = ", ".join(f"'{problem.tensors[t].name}' {format_bytes(problem.tensors[t].bytes)}" for t in held[:3])
-    return f"no schedule needs less than {format_bytes(bound)}, which '{op.name}' holds while it runs ({named})"
