@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from heapq import heappop, heappush
 
 from ckplan.planner.buffer_graph import Course
@@ -64,21 +64,77 @@ class Eviction:
         return state
 
     def run(self) -> bool:
-        """Run the ops that are left; whether that went to its end, and within the cost."""
-        graph, course, next_use = self.graph, self.course, self.next_use
+        """Run the ops that are left; whether that went to its end, and within the cost: a beginning ends with memory.
+
+        All that is done for each op stands here: calls of functions for the parts of it would take as long as these.
+        """
+        graph, course, live, pins, version = self.graph, self.course, self.live, self.pins, self.version
+        next_use, evictable, stamp = self.next_use, self.evictable, self.stamp
+        bases, sources, producer, size = graph.bases, graph.sources, graph.producer, graph.size
         for position in range(self.now, len(course.order)):
             self.now = position
             if self.cost > self.asked and self._is_too_dear():
                 return False
             index = course.order[position]
-            while (missing := self._missing(index)) >= 0:
-                if not self._make(missing, index):
+            waiting: list[int] = []  # ops that wait for one that runs again
+            while True:
+                # What is read and gone is made first; of a view whose memory is gone, what makes that.
+                if graph.views[index]:
+                    missing = self._missing(index)
+                else:
+                    missing = -1
+                    for base in sources[index]:
+                        if not live[base]:
+                            missing = producer[base]
+                            break
+                if missing >= 0:
+                    waiting.append(index)
+                    for base in bases[index]:
+                        pins[base] += 1
+                    index = missing
+                    continue
+                overwritten = self._overwritten(index) if graph.overwrites[index] else ()
+                need = graph.need[index]
+                for held in overwritten:
+                    need -= size[held]
+                if self.total + need > self.budget:
+                    if self.score is None:
+                        return False
+                    self._evict(need, index, self.score)
+                for held in overwritten:
+                    self._free(held)
+                for tensor, taken, _ in graph.fresh[index]:
+                    if not live[tensor]:
+                        version[tensor] += 1
+                        live[tensor] = True
+                        self.total += taken
+                    elif evictable[tensor]:
+                        version[tensor] += 1  # else a view that cannot be recomputed holds the old one
+                if graph.makes_views[index]:
+                    self._view(index)
+                self.schedule.append(index)
+                self.cost += graph.cost[index]
+                if not waiting:
+                    for base, following in course.next_uses[position]:
+                        next_use[base] = following
+                elif self.cost > self.asked and self._is_too_dear():
                     return False
-            if not self._execute(index):
-                return False
-            for base, following in course.next_uses[position]:
-                next_use[base] = following
-            self._settle(graph.touched[index])
+                # What nothing reads any more is freed; the rest may be evicted.
+                for base in graph.touched[index]:
+                    if not live[base] or pins[base]:
+                        continue
+                    if next_use[base] < 0:
+                        if evictable[base] or not graph.heirs[base] or not self._keeps_others(base):
+                            live[base] = False
+                            self.total -= size[base]
+                            stamp[base] += 1
+                    elif self.short and evictable[base]:
+                        self.unjudged.add(base)
+                if not waiting:
+                    break
+                index = waiting.pop()
+                for base in bases[index]:
+                    pins[base] -= 1
         self.now = len(course.order)
         return self.cost <= self.most_cost
 
@@ -106,43 +162,12 @@ class Eviction:
                         gone.append(read)
         return sum(map(graph.cost.__getitem__, makers))
 
-    def _make(self, index: int, reader: int) -> bool:
-        """Run an op again for one that reads it, and before it what makes its missing inputs.
-
-        Returns:
-            Whether that is within the cost.
-        """
-        graph, pins = self.graph, self.pins
-        waiting, stack = graph.bases, [reader, index]
-        for base in waiting[reader]:
-            pins[base] += 1
-        while len(stack) > 1:
-            index = stack[-1]
-            if (missing := self._missing(index)) >= 0:
-                stack.append(missing)
-                for base in waiting[index]:
-                    pins[base] += 1
-                continue
-            self._execute(index)
-            if self.cost > self.asked and self._is_too_dear():
-                return False
-            self._settle(graph.touched[index])
-            stack.pop()
-            for base in waiting[stack[-1]]:
-                pins[base] -= 1
-        return True
-
     def _missing(self, index: int) -> int:
-        """The op to run for the first of what an op reads that is not there, -1 if all is.
+        """The op to run for the first of what an op that reads views reads and that is not there, -1 if all is.
 
         Of a view whose memory is gone it is what makes that.
         """
         graph, live = self.graph, self.live
-        if not graph.views[index]:
-            for base in graph.sources[index]:
-                if not live[base]:
-                    return graph.producer[base]
-            return -1
         for tensor, base in graph.reads[index]:
             if not live[base]:
                 return graph.producer[base]
@@ -150,35 +175,13 @@ class Eviction:
                 return graph.producer[tensor]
         return -1
 
-    def _execute(self, index: int) -> bool:
-        """Run an op; whether that was done: a beginning ends where memory runs out."""
-        graph, live, version, evictable = self.graph, self.live, self.version, self.evictable
-        need, fresh = graph.need[index], graph.fresh[index]
-        overwritten: tuple[int, ...] = ()
-        if graph.overwrites[index]:
-            overwritten = self._overwritten(index)
-            need -= sum([graph.size[held] for held in overwritten])
-        if self.total + need > self.budget:
-            if self.score is None:
-                return False
-            self._evict(need, index, self.score)
-        for held in overwritten:
-            self._free(held)
-        for tensor, size, _ in fresh:
-            if not live[tensor]:
-                version[tensor] += 1
-                live[tensor] = True
-                self.total += size
-            elif evictable[tensor]:
-                version[tensor] += 1  # else a view that cannot be recomputed holds the old one
-        if graph.makes_views[index]:
-            for tensor, base in graph.viewed[index]:
-                self.made_from[tensor] = version[base]
-            for base in graph.held[index]:
-                self._hold(base)
-        self.schedule.append(index)
-        self.cost += graph.cost[index]
-        return True
+    def _view(self, index: int) -> None:
+        """Note what the views that an op makes stand for, and hold what they are of where they stay."""
+        graph = self.graph
+        for tensor, base in graph.viewed[index]:
+            self.made_from[tensor] = self.version[base]
+        for base in graph.held[index]:
+            self._hold(base)
 
     def _overwritten(self, index: int) -> tuple[int, ...]:
         """The roots whose memory an op takes."""
@@ -198,21 +201,6 @@ class Eviction:
         if following >= 0 and not (following == self.now == course.last_use[base] and course.order[following] == index):
             return False
         return self.evictable[base] or not self._keeps_others(base)
-
-    def _settle(self, bases: Sequence[int]) -> None:
-        """Free what nothing reads any more; let the rest be evicted."""
-        live, pins, next_use, evictable = self.live, self.pins, self.next_use, self.evictable
-        size, heirs = self.graph.size, self.graph.heirs
-        for base in bases:
-            if not live[base] or pins[base]:
-                continue
-            if next_use[base] < 0:
-                if evictable[base] or not heirs[base] or not self._keeps_others(base):
-                    live[base] = False
-                    self.total -= size[base]
-                    self.stamp[base] += 1
-            elif self.short and evictable[base]:
-                self.unjudged.add(base)
 
     def _keeps_others(self, base: int) -> bool:
         """Say whether something that was evicted needs a root that cannot be recomputed and is read no more.

@@ -71,8 +71,7 @@ def judge(state: Moment, weights: Weights) -> Callable[[int], float]:
 
     def cost_again(base: int) -> float:
         """Seconds to recompute a root, with those of its ancestors that are gone."""
-        gone = [read for read in parents[base] if not live[read]]
-        cost, seen = price[base], {base, *gone}
+        cost, seen, gone = 0.0, {base}, [base]
         while gone and len(seen) <= _ANCESTORS:
             made = gone.pop()
             cost += price[made]

@@ -220,8 +220,12 @@ def _made_seeds(problem: Problem, budget: int, order: Schedule, most: float) -> 
     def is_tight() -> bool:
         return cheapest > _TIGHT * problem.cost
 
+    def useful() -> float:
+        """Seconds that a schedule has to stay below with what there is room to retain of it."""
+        return math.inf if is_tight() else cheapest
+
     for name, candidates in _methods(problem, budget, order, most, limit):
-        for schedule in within(problem, candidates, budget, limit):
+        for schedule in within(problem, candidates, budget, limit, useful):
             cost = problem.schedule_cost(schedule)
             cheapest = min(cheapest, cost)
             yield name, schedule

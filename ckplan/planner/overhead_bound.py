@@ -182,6 +182,7 @@ def _highest(
     return best, best_price / scale
 
 
+@lru_cache(maxsize=8)
 def _scale(problem: Problem) -> float:
     """A price per byte that is in proportion to the problem."""
     activations = sum(tensor.bytes for tensor in problem.tensors if tensor.kind is Kind.ACTIVATION)

@@ -67,7 +67,7 @@ def rebuilt(
         found = shave(problem, left, budget, cost * _LEEWAY, drawn)
         if found is None:
             continue
-        found = retain(problem, found, budget)
+        found = retain(problem, found, budget, cost)
         if (total := problem.schedule_cost(found)) < cost:
             best, cost = found, total
     return best

@@ -70,14 +70,26 @@ def other_orders(problem: Problem) -> Sequence[Schedule]:
 
 
 def within(
-    problem: Problem, candidates: Iterable[Schedule | None], budget: int, limit: Limit = lambda: math.inf
+    problem: Problem,
+    candidates: Iterable[Schedule | None],
+    budget: int,
+    limit: Limit = lambda: math.inf,
+    cheapest: Limit = lambda: math.inf,
 ) -> Iterator[list[int]]:
-    """Those candidates that keep to a budget and cost no more, with as little recomputation as it has room for."""
+    """Those candidates that keep to a budget and cost no more, with as little recomputation as it has room for.
+
+    Args:
+        problem: the ops and tensors.
+        candidates: schedules, or None for those that were not found.
+        budget: bytes of activations.
+        limit: what they may cost as they are.
+        cheapest: what they have to come to; more recomputation is left in those that will not.
+    """
     for schedule in candidates:
         if schedule is None or problem.schedule_cost(schedule) > limit():
             continue
         if peak_of(problem, schedule) <= budget:
-            yield retain(problem, schedule, budget)
+            yield retain(problem, schedule, budget, cheapest())
 
 
 def evictions(problem: Problem, budget: int, order: Schedule, most_cost: float) -> Iterator[Schedule | None]:
@@ -204,7 +216,7 @@ def improve(
                 targets.remove(target)
             continue
         failed[target] = -steps  # it is not hopeless
-        candidate = retain(problem, candidate, budget)
+        candidate = retain(problem, candidate, budget, cost)
         if (total := problem.schedule_cost(candidate)) < cost:
             best, cost = candidate, total
             found(best)
@@ -241,7 +253,7 @@ def squeeze(
         candidate = evict(problem, target, order, weights, most_cost * _LEEWAY)
         if candidate is None or peak_of(problem, candidate) >= peak:
             continue
-        candidate = retain(problem, candidate, peak - 1)
+        candidate = retain(problem, candidate, peak - 1, most_cost)
         if problem.schedule_cost(candidate) <= most_cost:
             best, peak = candidate, peak_of(problem, candidate)
     return best

@@ -126,6 +126,14 @@ def test_retaining_undoes_everything_where_there_is_room() -> None:
     assert sorted(retain(problem, schedule, room)) == list(range(len(problem.ops)))
 
 
+def test_what_will_cost_too_much_is_not_gone_on_with() -> None:
+    problem = chain(12)
+    schedule = recompute_schedule(problem, ())
+    room = peak_of(problem, range(len(problem.ops))) * 2
+    assert problem.schedule_cost(retain(problem, schedule, room, problem.cost)) == problem.cost
+    assert retain(problem, schedule, room, problem.cost * 0.99) == schedule
+
+
 def test_of_what_an_op_makes_again_only_what_is_read_has_to_stay() -> None:
     """As where queries, keys and values are split from one product, and values are read last."""
     build = ProblemBuilder()

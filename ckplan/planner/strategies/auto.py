@@ -342,7 +342,7 @@ class Auto(Strategy):
                 found = strategy.cheaper(problem, budget, most_cost)
             if found is None or peak_of(problem, found) > budget:
                 continue
-            retained = retain(problem, found, budget)
+            retained = retain(problem, found, budget, most_cost)
             if (cost := problem.schedule_cost(retained)) < most_cost:
                 best, most_cost = retained, cost
         return best

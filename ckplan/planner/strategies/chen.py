@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 from ckplan.planner.cuts import Cut, forward_cuts, kept_by_cuts
@@ -85,13 +86,14 @@ def greedy_segments(problem: Problem, candidates: Sequence[Cut], size: float) ->
     return chosen, max(longest, current)
 
 
-def _made(problem: Problem) -> list[int]:
+@lru_cache(maxsize=4)
+def _made(problem: Problem) -> tuple[int, ...]:
     """Bytes of activations that each forward op makes, views left out."""
-    return [
+    return tuple(
         sum(
             problem.tensors[tensor].bytes
             for tensor in problem.ops[index].outputs
             if problem.view_root[tensor] == tensor and problem.tensors[tensor].kind is Kind.ACTIVATION
         )
         for index in problem.forward
-    ]
+    )
