@@ -224,7 +224,7 @@ def _made_seeds(problem: Problem, budget: int, order: Schedule, most: float) -> 
         """Seconds that a schedule has to stay below with what there is room to retain of it."""
         return math.inf if is_tight() else cheapest
 
-    for name, candidates in _methods(problem, budget, order, most, limit):
+    for name, candidates in _methods(problem, budget, order, most, limit, useful):
         for schedule in within(problem, candidates, budget, limit, useful):
             cost = problem.schedule_cost(schedule)
             cheapest = min(cheapest, cost)
@@ -234,13 +234,13 @@ def _made_seeds(problem: Problem, budget: int, order: Schedule, most: float) -> 
 
 
 def _methods(
-    problem: Problem, budget: int, order: Schedule, most: float, limit: Limit
+    problem: Problem, budget: int, order: Schedule, most: float, limit: Limit, useful: Limit
 ) -> Iterator[tuple[str, Iterator[Schedule | None]]]:
     """The methods by name, the last one once for each other order."""
     eviction, cuts, by_segments, shaving, elsewhere = _METHODS
     yield eviction, evictions(problem, budget, order, most)
     yield cuts, cuts_within(problem, budget)
-    yield by_segments, segmented_schedules(problem, budget, order, most, limit)
+    yield by_segments, segmented_schedules(problem, budget, order, most, limit, useful)
     others = other_orders(problem)
     yield shaving, (shave(problem, other, budget, limit()) for other in (order, *others))
     for other in others:

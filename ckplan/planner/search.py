@@ -50,6 +50,12 @@ _TARGETS = (1.0, 1.0, 0.95, 0.9, 0.8)
 _SEGMENT_SIZES = 8
 """How many sizes of segments are tried where boundaries are made dear to evict."""
 
+_BOUNDED = 900
+"""Ops of the largest graph for which all of them are tried. For larger ones no more are where those before are dear."""
+
+_DEARER = 1.03
+"""How many times the cost of the cheapest schedule that is: the cost of the cheapest of them, before retaining."""
+
 _OTHER_ORDERS = 3
 """Along how many orders schedules are made."""
 
@@ -106,25 +112,31 @@ def evictions(problem: Problem, budget: int, order: Schedule, most_cost: float) 
 
 
 def segmented_schedules(
-    problem: Problem, budget: int, order: Schedule, most_cost: float, limit: Limit
+    problem: Problem, budget: int, order: Schedule, most_cost: float, limit: Limit, cheapest: Limit
 ) -> Iterator[Schedule | None]:
     """Schedules for segmentations of several sizes: boundaries kept, all else run again; and boundaries dear to evict.
 
     Without boundaries a tight budget makes eviction thrash: long chains of recomputations evict each other's results.
-    The arguments are those of `evictions`, and what may be less than ``most_cost`` by the time.
+    The arguments are those of `evictions`, what may be less than ``most_cost`` by the time, and what the cheapest
+    schedule costs by then, infinite near the lowest peak.
     """
     done: dict[float, list[tuple[frozenset[int], Pass]]] = {}
     for power in (0.5, 0.1):
         plain = evicting(problem, budget, order, Weights(time_power=power), most_cost)
         done[power] = [(frozenset(), plain)]
+    least = 0.0
     for schedule, boundary in _segmentations(problem, tuple(order)):
         yield schedule
+        if len(problem.ops) > _BOUNDED and least > _DEARER * cheapest():
+            continue
         for power, passes in done.items():
             if any(one.is_same(boundary, instead_of=other) for other, one in passes):
                 continue  # and the same schedule was given before, or is of those without boundaries
             bias = [_KEEP if tensor in boundary else 1.0 for tensor in range(len(problem.tensors))]
             found = evicting(problem, budget, order, Weights(time_power=power, bias=bias), limit())
             passes.append((boundary, found))
+            if found.schedule is not None:
+                least = min(least or math.inf, problem.schedule_cost(found.schedule))
             yield found.schedule
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.planner_scale import layered_dag
+from benchmarks.planner_scale import layered_dag, transformer
 from benchmarks.strategies_compared import random_graph
 from ckplan.planner import Problem, search
 from ckplan.planner.copies import Copies
@@ -16,7 +18,7 @@ from ckplan.planner.frontier import Effort, cheapest
 from ckplan.planner.order import best_order
 from ckplan.planner.peak import peak_of
 from ckplan.planner.ruin import rebuilt
-from ckplan.planner.search import improve
+from ckplan.planner.search import improve, segmented_schedules
 from ckplan.planner.strategies import auto
 from ckplan.planner.strategies.auto import Auto
 from tests.planner.problems import problems
@@ -69,8 +71,46 @@ def test_a_layered_graph_of_a_thousand_ops_is_rebuilt_for_less_than_eviction_fin
     problem = layered_dag(1000)
     budget = int(0.35 * peak_of(problem, best_order(problem)))
     found = Auto().solve(problem, budget).cost
-    monkeypatch.setattr(auto, "_MOST_REBUILT", 0)
+    monkeypatch.setattr(auto, "_ALONE", range(0))
     assert found < Auto().solve(problem, budget).cost - 0.003 * problem.cost  # +14.7 % and +15.2 %
+
+
+@pytest.mark.parametrize(
+    ("problem", "expected"),
+    [(layered_dag(1000), {"evicted": 8, "rebuilt": 36}), (transformer(1000), {"evicted": 16})],
+    ids=["a gap is left", "the bound is near"],
+)
+def test_of_a_thousand_ops_fewer_schedules_are_evicted_where_others_are_rebuilt(
+    monkeypatch: pytest.MonkeyPatch, problem: Problem, expected: dict[str, int]
+) -> None:
+    asked: dict[str, int] = {}
+
+    def improving(
+        problem: Problem, found: list[int], budget: int, order: list[int], steps: int, *_: float
+    ) -> list[int]:
+        asked["evicted"] = steps
+        return found
+
+    def rebuilding(problem: Problem, found: list[int], budget: int, steps: int, *_: float) -> list[int]:
+        asked["rebuilt"] = steps
+        return found
+
+    monkeypatch.setattr(auto, "improve", lambda *arguments, hopeless: improving(*arguments))
+    monkeypatch.setattr(auto, "rebuilt", rebuilding)
+    Auto(steps=16).solve(problem, peak_of(problem, best_order(problem)) // 2)
+    assert asked == expected
+
+
+@pytest.mark.parametrize(("ops", "fewer"), [(1000, True), (300, False)])
+def test_boundaries_of_large_graphs_are_no_longer_made_dear_to_evict_once_that_was_dear(ops: int, fewer: bool) -> None:
+    problem = layered_dag(ops)
+    order, most = best_order(problem), 3 * problem.cost
+    budget = peak_of(problem, order) // 2
+    made = [
+        len(list(segmented_schedules(problem, budget, order, most, lambda: most, partial(float, cheapest))))
+        for cheapest in (problem.cost, math.inf)
+    ]
+    assert (made[0] < made[1]) == fewer
 
 
 def test_a_target_at_which_eviction_only_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
