@@ -29,6 +29,7 @@ from ckplan.autodiff.patches import multiply_patches
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.regions import Pieces, Region, refuse_idle
 from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
+from ckplan.autodiff.rules.group_norm import outline_group_norms
 from ckplan.autodiff.rules.masked_softmax import outline_masked_softmaxes
 from ckplan.autodiff.rules.pooled_relu import outline_pooled_relus
 from ckplan.autodiff.rules.silu import outline_silus
@@ -116,6 +117,7 @@ def prepare_forward(
     multiply_patches(op, held.union(results))
     outline_batch_statistics(op, held)
     outline_conv_batch_norms(op, targets)
+    outline_group_norms(op, held)
     outline_silus(op, held)
     outline_pooled_relus(op, held)
     outline_masked_softmaxes(op, held)

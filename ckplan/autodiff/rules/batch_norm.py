@@ -214,7 +214,7 @@ def instance_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradien
     assert dy[0] is not None
     samples, channels, *sizes = shape_of(x)
     flat = [samples, channels, 1, math.prod(sizes)]
-    return _with_statistics(op, (x, scale, bias), dy[0], flat, [3], attr_float(node, "epsilon", EPSILON))
+    return by_own_statistics(op, (x, scale, bias), dy[0], flat, [3], attr_float(node, "epsilon", EPSILON))
 
 
 @rule("GroupNormalization", since=21)
@@ -225,10 +225,10 @@ def group_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     samples, channels, *sizes = shape_of(x)
     groups = attr_int(node, "num_groups", 1)
     flat = [samples, groups, channels // groups, math.prod(sizes)]
-    return _with_statistics(op, (x, scale, bias), dy[0], flat, [2, 3], attr_float(node, "epsilon", EPSILON))
+    return by_own_statistics(op, (x, scale, bias), dy[0], flat, [2, 3], attr_float(node, "epsilon", EPSILON))
 
 
-def _with_statistics(
+def by_own_statistics(
     op: Builder,
     inputs: tuple[ir.Value, ir.Value, ir.Value],
     dy: ir.Value,
