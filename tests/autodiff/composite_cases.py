@@ -124,6 +124,18 @@ KINDS = {
         parameters=NORM,
         constants={"axes": np.array([0, 2, 3]), "q": values(*MAPS, seed=5)},
     ),
+    "GroupNormalization in four nodes": Kind(
+        MAPS,
+        "i = Reshape(z, groups) n = InstanceNormalization(i, ones, zeros) r = Reshape(n, shape) f = Mul(r, s)"
+        f" y = Add(f, b) {SUM}",
+        parameters={name: array.reshape(3, 1, 1) for name, array in NORM.items()},
+        constants={
+            "groups": np.array([2, 1, 12]),
+            "ones": np.ones(1),
+            "zeros": np.zeros(1),
+            "q": values(*MAPS, seed=5),
+        },
+    ),
     "Dropout": Kind(
         ROWS,
         f"y = Dropout(z, ratio) {SUM}",
