@@ -114,7 +114,7 @@ def test_verbose_gives_reasons_and_quiet_none(
         assert any("the knee between saving and cost" in line for line in details)
         assert any(line.startswith("detail: no schedule needs less than") for line in details)
     assert verbose.stdout == plain.stdout
-    assert run(command, model, *arguments, "-v", "-q").stderr == ""
+    assert run(command, model, *arguments, "-q").stderr == ""
     assert not logging.getLogger("ckplan").handlers
 
 
