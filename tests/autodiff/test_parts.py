@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from ckplan.autodiff import build_training_graph
+from ckplan.autodiff.rules import parts
 from ckplan.keys import PHASE
 from tests.autodiff.gradcheck import check_gradient, infer, values
 
@@ -132,3 +133,10 @@ def test_steps_of_an_unrolled_recurrence_are_joined(orders, options, expected):
     model = unrolled(*orders, **options)
     check_gradient(model)
     assert backward(model) == expected
+
+
+def test_many_steps_are_joined_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "_MOST_PIECES", 3)
+    model = unrolled(STEPS)
+    check_gradient(model)
+    assert backward(model) == {"Concat": 3}

@@ -19,6 +19,9 @@ from ckplan.autodiff.running_sums import add_to
 _KEY = "ckplan.part"
 """Key in ``Value.meta``: the part that a value is zero beside, or what others gave."""
 
+_MOST_PIECES = 64
+"""Pieces that are one from then on. Each part that joins them makes a Concat of all, of which the last one stays."""
+
 
 @dataclass(frozen=True)
 class _Part:
@@ -76,7 +79,7 @@ def gradient_of_part(op: Builder, whole: ir.Value, g: ir.Value, axis: int, taken
     if part.others is not None:
         gradient = add_to(op, part.others, gradient)
     if part.end - part.start < part.size:
-        gradient.meta[_KEY] = part
+        gradient.meta[_KEY] = replace(part, pieces=(value,)) if len(part.pieces) >= _MOST_PIECES else part
     return gradient
 
 
