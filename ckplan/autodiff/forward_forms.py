@@ -86,6 +86,7 @@ def prepare_forward(
     Raises:
         UsageError: pieces are asked for, and there is nothing that could go into any.
     """
+    op.wanted = set(wanted)  # what is trained is no constant, whatever it is before it is trained
     held = {*wanted, *targets}
     write_out_attentions(op, held)
     drop_idle_masks(op, held.union(left_out))

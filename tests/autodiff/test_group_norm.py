@@ -8,7 +8,7 @@ import pytest
 
 from ckplan.autodiff import build_training_graph
 from ckplan.keys import PHASE
-from tests.autodiff.gradcheck import check_gradient, infer, values
+from tests.autodiff.gradcheck import check_gradient, check_training_graph, infer, values
 
 SAMPLES, CHANNELS, HEIGHT, WIDTH = 2, 6, 3, 2
 FORWARD = "r = Reshape(n, whole) s = Mul(r, p1) y = Add(s, p2)"
@@ -88,3 +88,11 @@ def test_a_value_within_that_a_gradient_is_asked_for_stays():
     model = group_norm()
     made = build_training_graph(infer(model), loss="loss", wrt=["p*"], retain_grad=["s"])
     assert set(made.retained) == {"s"}
+
+
+@pytest.mark.parametrize("trained", ["ones", "zeros"])
+def test_ones_or_zeros_that_are_trained_have_gradients(trained):
+    model = group_norm()
+    made = build_training_graph(infer(model), loss="loss", wrt=["p*", trained])
+    assert trained in made.gradients
+    check_training_graph(made)
