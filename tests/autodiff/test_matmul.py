@@ -141,6 +141,10 @@ def test_gemm_bias(c):
         ("ij->ji", [(3, 4)]),
         ("ij->i", [(3, 4)]),
         ("ij,ik,kj->i", [(3, 4), (3, 5), (5, 4)]),
+        ("bme,bnm,bn->bne", [(2, 4, 5), (2, 3, 4), (2, 3)]),
+        ("ab,bc,cd,da->ac", [(2, 3), (3, 4), (4, 2), (2, 2)]),
+        ("i,j,k->ijk", [(2,), (3,), (4,)]),
+        ("a,b,ab->", [(2,), (3,), (2, 3)]),
         ("ij,jk", [(3, 4), (4, 5)]),
         ("i,i->", [(4,), (4,)]),
         ("...ij,...jk->...ik", [(2, 3, 4), (2, 4, 5)]),
@@ -161,6 +165,19 @@ def test_gemm_bias(c):
 def test_einsum(equation, shapes):
     inputs = [values(*shape, seed=seed) for seed, shape in enumerate(shapes)]
     check_gradient(node_model("Einsum", *inputs, equation=equation))
+
+
+def test_gradients_of_three_factors_make_no_tensor_of_all_their_indices():
+    positions, features, width = 64, 8, 8
+    shapes = [(features, width), (positions, features), (positions,)]
+    model = node_model("Einsum", *(values(*shape, seed=i) for i, shape in enumerate(shapes)), equation="me,nm,n->ne")
+    graph = build_training_graph(infer(model)).model.graph
+    gradients = [node for node in graph if node.op_type == "Einsum"][1:]
+    assert len(gradients) == 5  # two have a factor in common
+    for node in gradients:
+        left, right = node.attributes["equation"].as_string().split("->")
+        assert left.count(",") == 1
+        assert len(right) <= 2
 
 
 def stretching(equation: str, x: tuple[int, ...], w: tuple[int, ...]) -> ir.Model:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import string
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -66,13 +69,56 @@ def _gradient(
     # Indices that only this operand has were summed over: every element along them has the same gradient.
     available = set().union(*(indices for indices, _ in factors))
     known = "".join(letter for letter in own if letter in available)
-    equation = ",".join(indices for indices, _ in factors) + "->" + known
     # Shape inference takes an axis for as long as any operand has it, so those that are stretched are made whole.
-    whole = [op.expand(value, [stretched[letter] for letter in indices]) for indices, value in factors]
-    g = op.Einsum(*whole, equation=equation)
+    whole = [(indices, op.expand(value, [stretched[letter] for letter in indices])) for indices, value in factors]
+    g = _product(op, whole, known, stretched)
     aligned = op.reshape(g, [stretched[letter] if letter in available else 1 for letter in own])
     narrow = [axis for axis, size in enumerate(shape_of(x)) if size == 1 and shape_of(aligned)[axis] > 1]
     return op.expand(op.reduce_sum(aligned, narrow), shape_of(x))
+
+
+def _product(op: Builder, factors: Sequence[tuple[str, ir.Value]], result: str, sizes: Mapping[str, int]) -> ir.Value:
+    """Emit the Einsum of factors, two at a time, each time the two that take the fewest multiplications.
+
+    onnxruntime goes from left to right, and what it has of three factors in between has every index that the last one
+    has: for a product that is summed over positions, a matrix for each of them, where another order needs none.
+
+    Args:
+        op: the builder.
+        factors: pairs of indices and what has them.
+        result: its indices.
+        sizes: of the axis of each index.
+    """
+    left = list(factors)
+    while len(left) > 2:
+        steps = [_step(left, pair, result, sizes) for pair in itertools.combinations(range(len(left)), 2)]
+        best = min(steps, key=lambda step: (step.work, step.size))
+        (before, one), (behind, other) = (left[index] for index in best.pair)
+        product = op.Einsum(one, other, equation=f"{before},{behind}->{best.indices}")
+        left = [factor for index, factor in enumerate(left) if index not in best.pair] + [(best.indices, product)]
+    equation = ",".join(indices for indices, _ in left) + "->" + result
+    return op.Einsum(*(value for _, value in left), equation=equation)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What it takes to multiply two of several factors: multiplications, the indices of the result, its elements."""
+
+    pair: tuple[int, int]
+    work: int
+    indices: str
+    size: int
+
+
+def _step(
+    factors: Sequence[tuple[str, ir.Value]], pair: tuple[int, int], result: str, sizes: Mapping[str, int]
+) -> _Step:
+    """Multiplying a pair of factors; indices that neither the others nor the result have are summed over."""
+    read = set(result).union(*(term for index, (term, _) in enumerate(factors) if index not in pair))
+    every = dict.fromkeys(factors[pair[0]][0] + factors[pair[1]][0])
+    kept = "".join(letter for letter in every if letter in read)
+    work, size = (math.prod(sizes[letter] for letter in letters) for letters in (every, kept))
+    return _Step(pair, work, kept, size)
 
 
 def _terms(equation: str, ranks: list[int]) -> tuple[list[str], str]:
