@@ -37,6 +37,27 @@ def test_overlapping_windows_are_added_without_indices(axis):
     assert not [n for n in build_training_graph(infer(model)).model.graph if n.op_type.startswith("Scatter")]
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(
+    ("count", "length", "step", "first", "size"),
+    [(4, 4, 2, 0, 10), (3, 5, 2, 1, 12), (5, 3, 1, 0, 7), (3, 2, 4, 0, 10), (2, 6, 4, 2, 12), (9, 4, 3, 0, 28)],
+    ids=["halves", "an odd rest", "every place", "gaps", "two", "a rest at the end"],
+)
+def test_the_windows_of_an_unfold_are_added_without_indices(axis, count, length, step, first, size):
+    shape = (size, 2) if axis == 0 else (2, size)
+    windows = first + step * np.arange(count)[:, None] + np.arange(length)
+    model = node_model("Gather", values(*shape), ints(windows), axis=axis)
+    check_gradient(model)
+    made = [node.op_type for node in build_training_graph(infer(model)).model.graph]
+    assert "ScatterElements" not in made
+    assert made.count("Pad") <= 2 * -(-length // step)  # not one for each window
+
+
+@pytest.mark.parametrize("windows", [[[0, 1, 2], [1, 2, 3], [3, 4, 5]], [[0, 1, 2], [2, 3, 4], [4, 5, 5]]])
+def test_windows_that_are_not_all_as_far_apart_or_as_long(windows):
+    check_gradient(node_model("Gather", values(2, 40), ints(windows), axis=1))
+
+
 def test_gather_with_computed_indices():
     model = node_model("Gather", X, ints([[1, 4, 1], [0, 1, 4]]))
     model.graph.node[0].input[1] = "computed"

@@ -60,6 +60,9 @@ def gather(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
             return [gradient_of_part(op, data, rows, axis, range(runs[0][0], runs[0][-1] + 1))]
         if len(runs) == 1 or (len(runs) <= _MOST_RUNS and len(runs) * shape[axis] <= _PASSES * picked[axis]):
             return [_shifted(op, rows, axis, runs, shape)]
+        step = _step_of(runs)
+        if step and len(runs[0]) <= _MOST_RUNS * step:
+            return [_overlapped(op, rows, axis, runs, step, shape)]
     which = op.reshape(indices, [picked[axis]])
     from_start = known is not None and known.min() >= 0 and padding is None and data not in op.partials
     if axis == 0 and from_start and len(shape) == 2:
@@ -84,6 +87,46 @@ def _runs(indices: np.ndarray) -> list[np.ndarray]:
     return np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
 
 
+def _step_of(runs: Sequence[np.ndarray]) -> int:
+    """How far windows, runs of the same length, are apart; 0 if they are none, or not all as far."""
+    starts = np.asarray([run[0] for run in runs])
+    steps = np.unique(np.diff(starts))
+    alike = len({len(run) for run in runs}) == 1 and len(steps) == 1 and steps[0] > 0
+    return int(steps[0]) if alike else 0
+
+
+def _overlapped(
+    op: Builder, rows: ir.Value, axis: int, windows: Sequence[np.ndarray], step: int, shape: Sequence[int]
+) -> ir.Value:
+    """Add up overlapping windows, as those of ``torch.Tensor.unfold``.
+
+    What stands in all of them from the j-th step to the next lies side by side, so that there are as many sums as steps
+    in a window, however many windows there are.
+    """
+    outer, inner, length = shape[:axis], shape[axis + 1 :], len(windows[0])
+    apart = op.reshape(rows, [*outer, len(windows), length, *inner])
+    total: ir.Value | None = None
+    for begin in range(0, length, step):
+        end = min(begin + step, length)
+        piece = apart if end - begin == length else stretch(op, apart, axis + 1, begin, end)
+        first = int(windows[0][0]) + begin
+        whole = _padded(op, piece, axis + 1, 0, step - (end - begin))
+        piece = op.reshape(whole, [*outer, len(windows) * step, *inner])
+        if first + len(windows) * step > shape[axis]:  # what the last window is filled up with stands behind the end
+            piece = stretch(op, piece, axis, 0, shape[axis] - first)
+        placed = _padded(op, piece, axis, first, shape[axis] - first - shape_of(piece)[axis])
+        total = placed if total is None else op.Add(total, placed)
+    assert total is not None
+    return total
+
+
+def _padded(op: Builder, value: ir.Value, axis: int, before: int, after: int) -> ir.Value:
+    """A value with zeros around it along an axis."""
+    pads = [[0] * len(shape_of(value)) for _ in range(2)]
+    pads[0][axis], pads[1][axis] = before, after
+    return pad(op, value, *pads)
+
+
 def _shifted(op: Builder, rows: ir.Value, axis: int, runs: Sequence[np.ndarray], shape: Sequence[int]) -> ir.Value:
     """Put each run of rows where it was picked and add them up, as for overlapping windows.
 
@@ -94,9 +137,7 @@ def _shifted(op: Builder, rows: ir.Value, axis: int, runs: Sequence[np.ndarray],
     for run in runs:
         end = start + len(run)
         piece = rows if len(runs) == 1 else stretch(op, rows, axis, start, end)
-        before, after = [0] * len(shape), [0] * len(shape)
-        before[axis], after[axis] = int(run[0]), shape[axis] - int(run[-1]) - 1
-        placed = pad(op, piece, before, after)
+        placed = _padded(op, piece, axis, int(run[0]), shape[axis] - int(run[-1]) - 1)
         total = placed if total is None else op.Add(total, placed)
         start = end
     assert total is not None
