@@ -157,6 +157,17 @@ KINDS = {
         parameters={"k": values(*ROWS, seed=6)},
         constants={"q": values(*ROWS, seed=5)},
     ),
+    "a sigmoid of a multiple and its product": Kind(
+        ROWS,
+        f"k = Mul(z, slope) s = Sigmoid(k) r = Mul(z, s) y = Tanh(r) {SUM}",
+        constants={"q": values(*ROWS, seed=5), "slope": np.asarray(1.7)},
+    ),
+    "a sigmoid of a multiple, its product and a gate": Kind(
+        ROWS,
+        f"k = Mul(slope, z) s = Sigmoid(k) r = Mul(s, z) gate = Mul(k2, k2) y = Mul(gate, r) {SUM}",
+        parameters={"k2": values(*ROWS, seed=6)},
+        constants={"q": values(*ROWS, seed=5), "slope": np.asarray(1.7)},
+    ),
     "a Relu and its maxima": Kind(
         MAPS,
         f"r = Relu(z) y = MaxPool <kernel_shape = [2, 1]> (r) {SUM}",

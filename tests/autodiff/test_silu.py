@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -35,6 +37,49 @@ def test_the_gradient_takes_four_passes():
     graph = build_training_graph(model("s = Sigmoid(h) y = Mul(h, s)"), loss="loss", wrt=["w"]).model.graph
     made = [node.op_type for node in graph if (node.name or "").startswith("Mul_2/grad")]
     assert made == ["Sub", "Mul", "Add", "Mul"]
+
+
+SLOPED = "k = Mul(h, slope) s = Sigmoid(k)"
+"""A sigmoid of a multiple."""
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        f"{SLOPED} y = Mul(h, s)",
+        "k = Mul(slope, h) s = Sigmoid(k) y = Mul(s, h)",
+        f"{SLOPED} t = Mul(h, s) u = MatMul(x, e) y = Mul(t, u)",
+    ],
+    ids=["alone", "the other way round", "with a gate"],
+)
+def test_with_a_slope_before_the_sigmoid_the_input_is_kept_for_nothing_too(nodes, monkeypatch):
+    assert "h" not in read_in_the_backward_pass(nodes, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "options"),
+    [
+        ("k = Mul(h, slopes) s = Sigmoid(k) y = Mul(h, s)", {}),
+        (f"{SLOPED} y = Mul(h, s)", {"wrt": ["*"]}),
+        (f"{SLOPED} y = Mul(h, s)", {"retain_grad": ["k"]}),
+        (f"{SLOPED} t = Mul(h, s) y = Add(t, k)", {}),
+    ],
+    ids=["a slope for each column", "a slope that is trained", "a gradient inside", "read twice"],
+)
+def test_other_slopes_are_differentiated_node_by_node(nodes, options, monkeypatch):
+    assert "h" in read_in_the_backward_pass(nodes, monkeypatch, **options)
+
+
+def read_in_the_backward_pass(nodes: str, monkeypatch: pytest.MonkeyPatch, **options: Any) -> set[str | None]:
+    """Names of what the backward pass of nodes reads, whose gradients are held against differences."""
+    for name, array in {"slope": np.asarray(1.702), "slopes": values(4, seed=6), "e": values(3, 4, seed=5)}.items():
+        if name in nodes:
+            monkeypatch.setitem(WEIGHTS, name, array)
+    trained = [name for name in WEIGHTS if not name.startswith("slope")]
+    training = build_training_graph(model(nodes), **{"loss": "loss", "wrt": trained, **options})
+    check_training_graph(training, {"x": values(6, 3, seed=8)})
+    backward = [node for node in training.model.graph if node.metadata_props["pkg.ckplan.phase"] == "backward"]
+    return {value.name for node in backward for value in node.inputs if value is not None}
 
 
 GATED = "s = Sigmoid(h) t = Mul(h, s) u = MatMul(x, e)"

@@ -5,12 +5,13 @@ the next layer keeps. By s and y alone
 
     dx = dy (s + y (1 - s)),
 
-so that x is kept for nothing.
+so that x is kept for nothing. With a slope k in three nodes, y = x sigmoid(k x), as the quick GELU of CLIP with 1.702
+(Hendrycks and Gimpel, arXiv:1606.08415), it is dx = dy (s + k y (1 - s)).
 
 Where the next layer is a product with a gate u, z = y u (SwiGLU: Shazeer, "GLU Variants Improve Transformer",
 arXiv:2002.05202), all three are one. By the gradient of u, which is made anyway,
 
-    du = dz y,    dx = u (du + s (dz - du)),
+    du = dz y,    dx = u (k du + s (dz - k du)),
 
 which is a pass and a tensor less than the gradient of y and what is made of it.
 """
@@ -23,7 +24,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN, outline
-from ckplan.autodiff.reading import is_floating, is_read_once, required_input, shape_of, sole_reader
+from ckplan.autodiff.reading import attr_float, is_floating, is_read_once, required_input, shape_of, sole_reader
 from ckplan.autodiff.registry import rule
 from ckplan.operators.matching import is_op
 
@@ -40,30 +41,50 @@ def outline_silus(op: Builder, held: Container[ir.Value] = ()) -> None:
             continue
         for gate, x in (product.inputs, product.inputs[::-1]):
             sigmoid = gate.producer() if gate is not None else None
-            if not is_op(sigmoid, "Sigmoid") or sigmoid.inputs[0] is not x:
+            if gate is None or x is None or not is_op(sigmoid, "Sigmoid"):
                 continue
-            assert gate is not None
+            argument = required_input(sigmoid, 0)
+            slope = 1.0 if argument is x else _slope(op, x, argument, held)
+            if slope is None:
+                continue
             if is_read_once(gate) and gate not in held and is_floating(gate):
-                _outline(op, sigmoid, product, held)
+                scaling = argument.producer()
+                before = [] if argument is x or scaling is None else [scaling]
+                _outline(op, x, [*before, sigmoid, product], slope, held)
             break
 
 
-def _outline(op: Builder, sigmoid: ir.Node, product: ir.Node, held: Container[ir.Value]) -> None:
-    x, gate, y = sigmoid.inputs[0], sigmoid.outputs[0], product.outputs[0]
+def _slope(op: Builder, x: ir.Value, argument: ir.Value, held: Container[ir.Value]) -> float | None:
+    """The number by which x is multiplied before it goes into a Sigmoid, None if that is not what goes into it."""
+    scaling = argument.producer()
+    if not is_op(scaling, "Mul") or x not in scaling.inputs or argument in held or not is_read_once(argument):
+        return None
+    known = op.constant_of(next((value for value in scaling.inputs if value is not x), None))
+    if known is None or known.size != 1 or shape_of(argument) != shape_of(x):
+        return None
+    return float(known.reshape(()))
+
+
+def _outline(op: Builder, x: ir.Value, nodes: list[ir.Node], slope: float, held: Container[ir.Value]) -> None:
+    """Put a composite in the place of nodes, of which the last two are a Sigmoid and a product."""
+    *_, sigmoid, product = nodes
+    gate, y = sigmoid.outputs[0], product.outputs[0]
+    attributes = {"slope": slope}
     reader = None if y in held else sole_reader(y)
     if is_op(reader, "Mul"):
         (other,) = (value for value in reader.inputs if value is not None and value is not y)
         if shape_of(other) == shape_of(y):
-            outline(op, "GatedSiLU", [sigmoid, product, reader], [x, other], [reader.outputs[0], gate, y])
+            outline(op, "GatedSiLU", [*nodes, reader], [x, other], [reader.outputs[0], gate, y], attributes)
             return
-    outline(op, "SiLU", [sigmoid, product], [x], [y, gate])
+    outline(op, "SiLU", nodes, [x], [y, gate], attributes)
 
 
 @rule("SiLU", domain=DOMAIN)
 def silu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Reads s and y."""
     y, gate = node.outputs[:2]
-    return [op.Mul(dy[0], op.Add(gate, op.Mul(y, op.Sub(1.0, gate))))]
+    bend = op.Mul(op.scale(y, attr_float(node, "slope", 1.0)), op.Sub(1.0, gate))
+    return [op.Mul(dy[0], op.Add(gate, bend))]
 
 
 @rule("GatedSiLU", domain=DOMAIN)
@@ -72,5 +93,8 @@ def gated_silu(op: Builder, node: ir.Node, dz: Gradients) -> Gradients:
     x, u = required_input(node, 0), required_input(node, 1)
     gate, y = node.outputs[1:3]
     du = op.Mul(dz[0], y)
-    dx = op.Mul(op.Add(op.Mul(op.Sub(dz[0], du), gate), du), u) if op.wants(x) else None
+    dx = None
+    if op.wants(x):
+        steep = op.scale(du, attr_float(node, "slope", 1.0))
+        dx = op.Mul(op.Add(op.Mul(op.Sub(dz[0], steep), gate), steep), u)
     return [dx, du if op.wants(u) else None]
