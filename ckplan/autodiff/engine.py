@@ -170,7 +170,8 @@ def _pass_back(op: Builder, node: ir.Node, wanted: set[ir.Value]) -> str:
     if (reason := without_derivative(node)) or entry is None:
         return reason or "has no gradient rule"
     known = [output for output in node.outputs if output in op.partials]
-    if not known:
+    # Of what has no elements nothing depends on the inputs, whatever their sizes are.
+    if all(0 in shape_of(output) for output in known):
         return ""
     with op.scope(f"{node.name}/grad", forward=node):
         for output in (value for value in known if value in op.watched):

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.errors import ModelError
+from ckplan.model.auto_pads import write_pads
 from ckplan.model.cleanup import drop_no_ops, tidy
 from ckplan.model.constants import hoist
 from ckplan.model.contrib import adopt, expand_nested
@@ -190,6 +191,7 @@ def _normalised(
     old_opset = model.graph.opset_imports.get("", MINIMUM_OPSET)
     model, lift_notes = lift(model)
     write_flags(model)
+    write_pads(model)
     if fixed:
         model.metadata_props[keys.SET] = spell_fixed(fixed)
     _forget_shapes(model)  # those that the converter inferred, too

@@ -73,9 +73,12 @@ CASES = {
     "Conv": ("Conv", [e(0, 2, 5, 5), values(3, 2, 3, 3), values(3)], {}),
     "Conv-pointwise": ("Conv", [e(0, 2, 5, 5), values(3, 2, 1, 1)], {}),
     "ConvTranspose": ("ConvTranspose", [e(0, 2, 5, 5), values(2, 3, 3, 3)], {}),
+    "ConvTranspose-channels": ("ConvTranspose", [values(1, 2, 5, 5), e(2, 0, 3, 3)], {}),
     "MaxPool": ("MaxPool", [e(0, 2, 4, 4)], {"kernel_shape": [2, 2]}),
     "AveragePool": ("AveragePool", [e(0, 2, 4, 4)], {"kernel_shape": [2, 2]}),
     "LpPool": ("LpPool", [e(0, 2, 4, 4)], {"kernel_shape": [2, 2]}),
+    "AveragePool-away": ("AveragePool", [values(1, 2, 4, 4)], {"kernel_shape": [2, 2], "dilations": [4, 4]}),
+    "LpPool-away": ("LpPool", [values(1, 2, 1)], {"kernel_shape": [2]}),
     "GlobalMaxPool": ("GlobalMaxPool", [e(0, 2, 4, 4)], {}),
     "BatchNormalization": (
         "BatchNormalization",

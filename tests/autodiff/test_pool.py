@@ -37,6 +37,9 @@ WINDOWS = [
     pytest.param((2, 2, 5, 5), {"kernel_shape": [2, 2], "auto_pad": "SAME_UPPER"}, id="same-upper"),
     pytest.param((2, 2, 5, 6), {"kernel_shape": [3, 3], "strides": [2, 2], "auto_pad": "SAME_LOWER"}, id="same-lower"),
     pytest.param((2, 2, 5, 5), {"kernel_shape": [2, 2], "auto_pad": "VALID"}, id="valid"),
+    pytest.param(
+        (2, 2, 5, 5), {"kernel_shape": [2, 2], "strides": [2, 2], "auto_pad": "VALID", "ceil_mode": 1}, id="valid-ceil"
+    ),
     pytest.param((2, 2, 5, 5), {"kernel_shape": [5, 5]}, id="everything"),
     pytest.param((1, 2, 4, 5, 4), {"kernel_shape": [2, 2, 3], "strides": [2, 1, 1]}, id="3d"),
 ]

@@ -13,7 +13,7 @@ from ckplan.autodiff.rules.resampling import Sampling, sampling_matrix
 from tests.autodiff.gradcheck import check_gradient, check_second_derivatives, infer, node_model, parse, values
 
 COORDINATES = ["half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "align_corners", "asymmetric"]
-NEAREST = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"]
+NEAREST = ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil", ""]
 #: Elements before, after, and the scale if it is not their ratio.
 LENGTHS = [
     (4, 8, None),

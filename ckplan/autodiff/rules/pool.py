@@ -111,6 +111,8 @@ def _pads(node: ir.Node, window: Window) -> list[int]:
     automatic = node.attributes.get("auto_pad")
     if automatic is None or automatic.as_string() == "NOTSET":
         return list(given or (0,) * 2 * len(window.kernel))
+    if automatic.as_string() == "VALID":  # with ceil_mode the last place may reach over the end all the same
+        return [0] * 2 * len(window.kernel)
     return [*window.begin, *(max(size, 0) for size in window.end)]
 
 

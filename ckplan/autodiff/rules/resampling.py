@@ -21,7 +21,7 @@ class Sampling:
         scale: ratio of the two, as the node gives it (it need not be exact).
         coordinates: the node's ``coordinate_transformation_mode``.
         mode: ``nearest``, ``linear`` or ``cubic``.
-        nearest: the node's ``nearest_mode``.
+        nearest: the node's ``nearest_mode``; empty: towards the end where the axis shrinks, else the beginning.
         cubic: the node's ``cubic_coeff_a``.
         exclude_outside: weights of elements that do not exist go to the others rather than to the border.
         antialias: filters are stretched where the axis shrinks.
@@ -84,7 +84,7 @@ def sampling_matrix(axis: Sampling) -> Entries:
     # Nearest in single precision, as onnxruntime: it decides which of two equally near elements is taken.
     where = _positions(axis, np.dtype(np.float32 if axis.mode == "nearest" else np.float64))
     if axis.mode == "nearest":
-        columns = _rounded(axis.nearest, where).astype(np.int64)[:, None]
+        columns = _rounded(axis, where).astype(np.int64)[:, None]
         weights = np.ones((axis.result, 1))
     else:
         columns, weights = _filter(axis, where)
@@ -130,7 +130,10 @@ def _positions(axis: Sampling, dtype: np.dtype[Any]) -> np.ndarray:
     raise NoGradientError(f"its coordinate_transformation_mode '{axis.coordinates}' is not known")
 
 
-def _rounded(mode: str, where: np.ndarray) -> np.ndarray:
+def _rounded(axis: Sampling, where: np.ndarray) -> np.ndarray:
+    mode = axis.nearest
+    if not mode:  # to onnxruntime it is what operator sets without the attribute did
+        mode = "ceil" if axis.scale < 1 else "floor"
     if mode in ("floor", "round_prefer_ceil"):
         return np.asarray(np.floor(where + (0.5 if mode == "round_prefer_ceil" else 0)))
     return np.asarray(np.ceil(where - (0.5 if mode == "round_prefer_floor" else 0)))

@@ -102,7 +102,7 @@ def _samplings(op: Builder, node: ir.Node) -> dict[int, Sampling]:
     """Read a Resize node; return how each axis it names is resampled."""
     before, after = shape_of(required_input(node, 0)), shape_of(node.outputs[0])
     rank = len(before)
-    axes = [axis % rank for axis in attr_ints(node, "axes", range(rank)) or ()]
+    axes = [axis % rank for axis in attr_ints(node, "axes") or range(rank)]  # none named: all, to onnxruntime
     scales = op.constant_of(input_of(node, 2))
     ratios = {axis: after[axis] / before[axis] for axis in axes}
     if scales is not None and scales.size:
