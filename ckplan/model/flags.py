@@ -27,7 +27,8 @@ _TRUE_IF_NOT_0 = {
     "Trilu": ("upper",),
 }
 _TRUE_IF_1 = {
-    **dict.fromkeys((*_REDUCTIONS, "ArgMax", "ArgMin"), ("keepdims",)),
+    **dict.fromkeys(("ArgMax", "ArgMin"), ("keepdims",)),
+    **dict.fromkeys(_REDUCTIONS, ("keepdims", "noop_with_empty_axes")),
     "Attention": ("is_causal",),
     **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), ("ceil_mode",)),
     "Reshape": ("allowzero",),

@@ -18,6 +18,7 @@ from ckplan.model.contrib import adopt, expand_nested
 from ckplan.model.declared import declare, declared_shapes
 from ckplan.model.default_sizes import SizesError, branch_hint, check_sizes, tries
 from ckplan.model.dims import Binding, Defaults, bind
+from ckplan.model.empty_axes import drop_empty_axes
 from ckplan.model.fixing import Fixed, deciding_input, fix, shapes_of, spell_fixed
 from ckplan.model.flags import write_flags
 from ckplan.model.fold import Sweep, sweep
@@ -196,6 +197,7 @@ def _normalised(
         model.metadata_props[keys.SET] = spell_fixed(fixed)
     _forget_shapes(model)  # those that the converter inferred, too
     hoist(model)
+    drop_empty_axes(model)
     sort(model.graph)
     tidy(model)
 

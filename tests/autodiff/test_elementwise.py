@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from ckplan.errors import UnsupportedOperatorsError
 from tests.autodiff.gradcheck import (
     build_training_graph,
     check_gradient,
@@ -97,6 +98,13 @@ def test_celu(alpha):
 @pytest.mark.parametrize("slope", [values(3, 4, seed=3), values(4, seed=3), values(3, 1, seed=3), np.array([0.25])])
 def test_prelu(slope):
     check_gradient(node_model("PRelu", X, slope), torch=False)
+
+
+def test_a_slope_that_stretches_its_input_is_refused():
+    # onnxruntime stretches it all the same, where inference takes the result for as large as the input.
+    text = "g (double[3,4] slope) => (double s) { y = PRelu(p0, slope) s = ReduceSum<keepdims = 0>(y) }"
+    with pytest.raises(UnsupportedOperatorsError, match="its slope stretches its input"):
+        build_training_graph(parse(text, p0=X[:, :1]), loss="s", wrt=["p0"])
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ NODES = {
     "Gemm": ("float[4,4] y", "y = Gemm <FLAG> (x, w)", ("transA", "transB")),
     "ReduceSum": ("float[r] y", "a = Constant <value_ints: ints = [1]> () y = ReduceSum <FLAG> (x, a)", ("keepdims",)),
     "ReduceMax": ("float[r] y", "a = Constant <value_ints: ints = [0]> () y = ReduceMax <FLAG> (x, a)", ("keepdims",)),
+    "ReduceL2": ("float[r] y", "y = ReduceL2 <FLAG> (x)", ("noop_with_empty_axes",)),
+    "ReduceMin": ("float[r] y", "y = ReduceMin <FLAG> (x)", ("noop_with_empty_axes",)),
     "ArgMax": ("int64[r] y", "s = Sign(x) y = ArgMax <keepdims = 0, FLAG> (s)", ("select_last_index",)),
     "ArgMin": ("int64[r] y", "y = ArgMin <FLAG> (x)", ("keepdims",)),
     "Trilu": ("float[4,4] y", "y = Trilu <FLAG> (x)", ("upper",)),
@@ -63,3 +65,18 @@ def test_a_gradient_that_passes_a_square_weight(tmp_path: Path) -> None:
         (tmp_path / "step.onnx").unlink()
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_gradient_of_what_is_reduced_whole(tmp_path: Path) -> None:
+    # A rule that takes 2 for true would hand out one gradient for all elements.
+    nodes = "h = MatMul(x, w) y = ReduceMax <noop_with_empty_axes = 2> (h)"
+    path = _written("float[4,4] x", "float[r] y", nodes, tmp_path)
+    save(ckplan.build_training_graph(path, loss="sum").model, tmp_path / "step.onnx")
+    x = normal(3, 4, 4)
+    _, gradient = onnxruntime.InferenceSession(tmp_path / "step.onnx", providers=["CPUExecutionProvider"]).run(
+        None, {"x": x}
+    )
+    row, column = np.unravel_index((x @ normal(0, 4, 4)).argmax(), (4, 4))
+    expected = np.zeros((4, 4), np.float32)
+    expected[:, column] = x[row]
+    np.testing.assert_allclose(gradient, expected, rtol=1e-5)

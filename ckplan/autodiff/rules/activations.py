@@ -22,7 +22,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_float, attr_str, dtype_of, required_input, shape_of, size_of
-from ckplan.autodiff.registry import rule
+from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.batch_norm import affine
 from ckplan.keys import PHASE
 from ckplan.model.traits import is_backward
@@ -94,6 +94,8 @@ def leaky_relu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 def prelu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative 1 where x > 0, else the slope; of the slope: min(x, 0)."""
     x, slope = required_input(node, 0), required_input(node, 1)
+    if np.broadcast_shapes(shape_of(x), shape_of(slope)) != shape_of(x):
+        raise NoGradientError("its slope stretches its input, which ONNX does not allow; Expand the input before it")
     dx = dslope = None
     if op.wants(slope):
         dslope = op.sum_to_shape(op.Mul(op.Clip(x, None, 0.0), dy[0]), shape_of(slope))
