@@ -1,7 +1,7 @@
 """Padding is said in one way: ``auto_pad`` or ``pads``, as onnxruntime understands a node that has both.
 
-ONNX allows one of them. onnxruntime runs poolings with both, its kernels read no ``pads`` beside an ``auto_pad``, and an
-empty ``auto_pad`` is NOTSET to them; but inference, its own as well, takes sizes from ``pads`` beside a VALID.
+ONNX allows one of them. onnxruntime runs poolings with both, its kernels read no ``pads`` beside an ``auto_pad``, and
+an empty ``auto_pad`` is NOTSET to them; but inference, its own as well, takes sizes from ``pads`` beside a VALID.
 Convolutions with both it does not load.
 """
 
