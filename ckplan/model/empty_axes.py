@@ -1,6 +1,6 @@
 """A Squeeze whose list of axes is empty takes away all axes of one element, as onnxruntime has it.
 
-Inference, its own as well, lets it take away none: what comes behind would be differentiated in a shape that it has not.
+Inference, its own as well, lets it take away none: what is behind would be differentiated in a shape that it has not.
 """
 
 from __future__ import annotations
