@@ -10,6 +10,7 @@ from onnx_ir.passes.common import NameFixPass, RemoveUnusedNodesPass
 from ckplan import keys
 from ckplan.model.fold import Sweep
 from ckplan.model.infer import static_shape
+from ckplan.model.nested_graphs import all_nodes
 from ckplan.model.rewiring import put_in_place
 from ckplan.model.torch_files.detached import hand_on
 from ckplan.model.validity import sort
@@ -125,6 +126,9 @@ def drop_unread_initializers(graph: ir.Graph) -> None:
 def tidy(model: ir.Model) -> None:
     """Drop dead nodes and unread initializers, sort the graph, and name every node and value uniquely, in place."""
     RemoveUnusedNodesPass()(model)
+    for node in all_nodes(model.graph):
+        if is_op(node, "Loop") and len(node.inputs) < 2:  # the pass above drops a condition that is left out
+            node.resize_inputs(2)
     sort(model.graph)
     NameFixPass()(model)
     counts: Counter[str] = Counter()

@@ -2,7 +2,7 @@
 
 ONNX types them as integers and does not say what other numbers mean. onnxruntime takes any but 0 for true in some
 kernels, and 1 alone in others (1.31.1, CPU; each was tried). A gradient rule that turned such a number around would
-compute something else.
+compute something else. Likewise a bound of attention scores that is below zero is none to it.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ def write_flags(model: ir.Model) -> None:
             _write(node, name, true_if_1=False)
         for name in _TRUE_IF_1.get(node.op_type, ()):
             _write(node, name, true_if_1=True)
+        bound = node.attributes.get("softcap")
+        if bound is not None and not bound.is_ref() and bound.as_float() < 0:
+            del node.attributes["softcap"]
 
 
 def _write(node: ir.Node, name: str, *, true_if_1: bool) -> None:

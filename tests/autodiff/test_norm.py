@@ -9,6 +9,8 @@ import pytest
 
 from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.rules import layer_norm
+from ckplan.errors import UnsupportedOperatorsError
+from ckplan.model.loading import normalise
 from tests.autodiff.gradcheck import (
     Array,
     check_gradient,
@@ -219,6 +221,16 @@ def test_mean_variance_normalization(attributes):
         return float((y * weight).sum())
 
     assert (gradient * direction).sum() == pytest.approx(slope(loss), rel=1e-4)
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((2, 3, 4), [0, 2, 3]), ((2, 3, 4, 2), [0, -4, 1])])
+def test_mean_variance_normalization_over_axes_that_are_none_is_refused(shape, axes):
+    # onnxruntime normalises over others than those named.
+    model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["" : 21]> g (float[1] x) => (float loss) {{
+        h = Mul(p0, x) y = MeanVarianceNormalization <axes = {axes}> (h) loss = ReduceSum<keepdims = 0>(y) }}""")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(values(*shape).astype(np.float32), "p0"))
+    with pytest.raises(UnsupportedOperatorsError, match="which its input lacks or which stands there twice"):
+        build_training_graph(normalise(ir.from_proto(model)).model, loss="loss", wrt=["p0"])
 
 
 def test_statistics_that_are_computed_get_gradients():

@@ -14,7 +14,7 @@ from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.control_flow.policy import STORABLE
 from ckplan.autodiff.reading import size_of
 from ckplan.errors import UnsupportedOperatorsError
-from tests.autodiff.gradcheck import infer, onnxruntime_run
+from tests.autodiff.gradcheck import infer, onnxruntime_run, parse
 from tests.autodiff.recurrent_cases import Case, check, fused, gradients, training_graph
 from tests.autodiff.recurrent_reference import ACTIVATIONS, ALPHAS, DEFAULTS, recurrent
 
@@ -60,6 +60,15 @@ def test_lstm_options(coupled, optional, clip):
 def test_gru_options(after, optional, clip):
     attributes = {"linear_before_reset": after} | ({} if clip is None else {"clip": clip})
     check(Case("GRU", attributes, optional, (5, 2, 3)))
+
+
+def test_clipping_to_nothing_is_refused():
+    # onnxruntime runs an RNN that clips to 0, or to less, and refuses others; it is not one that does not clip.
+    text = """g (double[3,2,2] x) => (double loss) {
+        y = RNN <hidden_size = 2, clip = 0.0> (x, w, r) loss = ReduceSum<keepdims = 0>(y) }"""
+    weights = {"w": np.ones((1, 2, 2)), "r": np.ones((1, 2, 2))}
+    with pytest.raises(UnsupportedOperatorsError, match="its clip is 0, which is not positive"):
+        build_training_graph(parse(text, **weights), loss="loss", wrt=["w"])
 
 
 @pytest.mark.parametrize("op_type", OPERATORS)

@@ -80,3 +80,18 @@ def test_a_gradient_of_what_is_reduced_whole(tmp_path: Path) -> None:
     expected = np.zeros((4, 4), np.float32)
     expected[:, column] = x[row]
     np.testing.assert_allclose(gradient, expected, rtol=1e-5)
+
+
+def test_a_bound_below_zero_is_none(tmp_path: Path) -> None:
+    nodes = "k = MatMul(x, w) y = Attention <q_num_heads = 1, kv_num_heads = 1BOUND> (x, k, k)"
+    found = []
+    for bound in ("", ", softcap = -2.0"):
+        text = nodes.replace("BOUND", bound)
+        text = f'<ir_version: 10, opset_import: ["" : 23]> g (float[1,4,4] x) => (float[1,4,4] y) {{ {text} }}'
+        path = write(parse(text, {"w": normal(0, 4, 4)}), tmp_path)
+        save(ckplan.build_training_graph(path, loss="mean").model, tmp_path / "step.onnx")
+        session = onnxruntime.InferenceSession(tmp_path / "step.onnx", providers=["CPUExecutionProvider"])
+        found.append(session.run(None, {"x": normal(3, 1, 4, 4)}))
+        (tmp_path / "step.onnx").unlink()
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)

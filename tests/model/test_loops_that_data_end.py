@@ -55,3 +55,15 @@ def test_a_loop_that_no_data_end_has_as_many_rows_in_every_run(tmp_path: Path) -
     forward = load(tmp_path, begin="Identity (three)", step="Sub (z, one)", limit="zero")
     assert not any("the data decide" in note for note in forward.notes)
     assert list(ckplan.build_training_graph(forward.model, loss="loss", wrt=["w"]).gradients) == ["w"]
+
+
+def test_a_loop_without_a_condition_or_states_stays_one(tmp_path: Path) -> None:
+    # Its second input may have no name, and may not be missing.
+    text = """<ir_version: 8, opset_import: ["" : 21]> g (int64 n) => (float loss) <float[3] w = {1, 2, 3}> {
+        y = Loop (n, ) <body = b (int64 i, bool c) => (bool d, float[3] e) { d = Identity (c) e = Mul (w, w) }>
+        loss = ReduceMean <keepdims = 0> (y) }"""
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    forward = ckplan.load(path)
+    (loop,) = (node for node in forward.model.graph if node.op_type == "Loop")
+    assert len(loop.inputs) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -11,6 +12,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import attr_float, attr_int, attr_str, required_input, shape_of
 from ckplan.autodiff.recurrent.activations import Activation, activations_of
+from ckplan.autodiff.registry import NoGradientError
 from ckplan.errors import ModelError
 from ckplan.operators.matching import input_of
 
@@ -143,11 +145,13 @@ def operands_of(op: Builder, node: ir.Node, cell: Cell) -> Operands:
     """Emit what it takes to bring a recurrent node's inputs into one form.
 
     Raises:
-        NoGradientError: its activations are unknown.
+        NoGradientError: its activations are unknown, or it clips to nothing.
         ModelError: its input or weights do not have three axes.
     """
     batch_first = attr_int(node, "layout", 0) == 1
-    clip = attr_float(node, "clip", 0.0) or None
+    clip = attr_float(node, "clip", math.inf)
+    if clip <= 0:  # onnxruntime runs an RNN so, in which nothing is left to train
+        raise NoGradientError(f"its clip is {clip:g}, which is not positive; leave it out")
     x, w = required_input(node, 0), required_input(node, 1)
     if any(len(shape_of(value)) != 3 for value in (x, w, required_input(node, 2))):
         raise ModelError(
@@ -177,7 +181,7 @@ def operands_of(op: Builder, node: ir.Node, cell: Cell) -> Operands:
         assert w_k is not None
         assert r_k is not None
         # onnxruntime clips what goes into the gates, and not the cell on its way into the output of an LSTM.
-        clipped = [replace(f, clip=clip) if i < 2 else f for i, f in enumerate(f_k)]
+        clipped = [replace(f, clip=clip if math.isfinite(clip) else None) if i < 2 else f for i, f in enumerate(f_k)]
         biases = None
         if b_k is not None:
             first, second = op.Split(b_k, axis=0, num_outputs=2, _outputs=2)

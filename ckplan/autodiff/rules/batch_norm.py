@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import ONE_PASS, Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.reading import attr_float, attr_int, attr_ints, dtype_of, required_input, shape_of, size_of
-from ckplan.autodiff.registry import rule
+from ckplan.autodiff.registry import NoGradientError, rule
 
 #: What the normalisations add to a variance unless they say otherwise.
 EPSILON = 1e-5
@@ -333,7 +333,9 @@ def mean_variance_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gr
     """
     x, upstream = required_input(node, 0), dy[0]
     assert upstream is not None
-    axes = attr_ints(node, "axes", (0, 2, 3)) or ()
+    axes, rank = attr_ints(node, "axes", (0, 2, 3)) or (), len(shape_of(x))
+    if len({axis % rank for axis in axes if -rank <= axis < rank}) < len(axes):
+        raise NoGradientError(f"its axes are {list(axes)}, one of which its input lacks or which stands there twice")
     share = 1.0 / math.prod(shape_of(x)[axis] for axis in axes)
     centred = op.Sub(x, op.Mul(op.reduce_sum(x, axes), share))
     deviation = op.Sqrt(op.Mul(op.reduce_sum(op.Mul(centred, centred), axes), share))
