@@ -18,6 +18,7 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.columns_apart import take_columns_apart
 from ckplan.autodiff.formulas.gelus import join_gelus
 from ckplan.autodiff.formulas.rotations import join_rotations
+from ckplan.autodiff.formulas.softpluses import join_softpluses
 from ckplan.autodiff.layer_scales import scale_weights
 from ckplan.autodiff.losses.linear_cross_entropy import chunk_loss_heads
 from ckplan.autodiff.losses.softmax_statistics import join_statistics
@@ -93,6 +94,7 @@ def prepare_forward(
     zeroed = drop_softmax_guards(op, held.union(left_out))
     pad_in_convolutions(op, held)
     join_gelus(op, held)
+    join_softpluses(op, held)
     joined = join_statistics(op, held)
     if joined:
         targets = {joined.get(value, value): seed for value, seed in targets.items()}
