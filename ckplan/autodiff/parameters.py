@@ -18,7 +18,7 @@ from ckplan.autodiff.evidence import (
     may_be_merged,
 )
 from ckplan.autodiff.names import Tensors, matching_any, names_of
-from ckplan.autodiff.paths import differentiable_inputs, entry_of, needed_nodes
+from ckplan.autodiff.paths import differentiable_inputs, entry_of
 from ckplan.autodiff.quantisation import is_quantised
 from ckplan.autodiff.reading import shape_of, size_of
 from ckplan.autodiff.uses import Use
@@ -28,7 +28,7 @@ from ckplan.keys import CONSTANT
 from ckplan.model import is_literal
 from ckplan.model.constants import is_constant
 from ckplan.model.contrib import EXPANSION
-from ckplan.model.node_reads import reads
+from ckplan.model.node_reads import needed_nodes, reads
 from ckplan.model.opset import CONVERTED
 from ckplan.model.own_files import ORIGIN
 

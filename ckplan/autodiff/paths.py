@@ -10,7 +10,7 @@ from ckplan.autodiff.reading import is_floating
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, ZERO_DERIVATIVE, Entry, lookup
 from ckplan.model.cleanup import drop_unread_initializers
 from ckplan.model.nested_graphs import graphs_in
-from ckplan.model.node_reads import captured, reads
+from ckplan.model.node_reads import captured, needed_nodes, reads
 from ckplan.operators.matching import is_op
 
 _ANY_VERSION = 1 << 30
@@ -58,19 +58,6 @@ def _through_bodies(node: ir.Node) -> set[ir.Value]:
         found.update(v for v, inner in passed if v is not None and (inner in needed or node.op_type == "Loop"))
         found.update(needed.intersection(captured(node)))
     return {value for value in found if is_floating(value)}
-
-
-def needed_nodes(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Node]:
-    """Return the nodes that these values depend on."""
-    found: set[ir.Node] = set()
-    pending = [value.producer() for value in outputs]
-    while pending:
-        node = pending.pop()
-        if node is None or node in found or node.graph is not graph:
-            continue
-        found.add(node)
-        pending.extend(value.producer() for value in reads(node))
-    return found
 
 
 def discard(graph: ir.Graph, nodes: Iterable[ir.Node]) -> None:

@@ -1,4 +1,4 @@
-"""What a node reads, in its bodies too, what nodes make, and what a graph is fed."""
+"""What nodes read, in their bodies too, what they make, which are needed, and what a graph is fed."""
 
 from __future__ import annotations
 
@@ -25,6 +25,19 @@ def reads(node: ir.Node) -> list[ir.Value]:
     """What a node reads: its inputs with their multiplicity, then what its bodies capture."""
     read = [value for value in node.inputs if value is not None]
     return [*read, *captured(node)] if may_hold_graphs(node) else read
+
+
+def needed_nodes(graph: ir.Graph, outputs: Iterable[ir.Value]) -> set[ir.Node]:
+    """Return the nodes that these values depend on."""
+    found: set[ir.Node] = set()
+    pending = [value.producer() for value in outputs]
+    while pending:
+        node = pending.pop()
+        if node is None or node in found or node.graph is not graph:
+            continue
+        found.add(node)
+        pending.extend(value.producer() for value in reads(node))
+    return found
 
 
 def made_by_name(nodes: Iterable[ir.Node]) -> dict[str, ir.Value]:

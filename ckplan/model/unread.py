@@ -7,7 +7,7 @@ import json
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.model.node_reads import reads
+from ckplan.model.node_reads import needed_nodes, reads
 
 
 def note_unread(model: ir.Model) -> None:
@@ -16,18 +16,9 @@ def note_unread(model: ir.Model) -> None:
     Args:
         model: as it was read. Its metadata gets `keys.UNREAD` where there are any.
     """
-    read = set(model.graph.outputs)
-    pending = [value.producer() for value in read]
-    seen: set[ir.Node] = set()
-    while pending:
-        node = pending.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        found = reads(node)
-        read.update(found)
-        pending.extend(value.producer() for value in found)
-    floating = (value for value in model.graph.initializers.values() if value.dtype and value.dtype.is_floating_point())
+    graph = model.graph
+    read = {*graph.outputs, *(value for node in needed_nodes(graph, graph.outputs) for value in reads(node))}
+    floating = (value for value in graph.initializers.values() if value.dtype and value.dtype.is_floating_point())
     unread = [str(value.name) for value in floating if value not in read]
     if unread:
         model.metadata_props[keys.UNREAD] = json.dumps(unread)

@@ -28,13 +28,13 @@ from ckplan.autodiff.control_flow.picked_rows import (
 )
 from ckplan.autodiff.control_flow.recurrence import Recurrence, row_shape
 from ckplan.autodiff.control_flow.scan import backward_metadata, scan_gradient
-from ckplan.autodiff.paths import discard, needed_nodes
+from ckplan.autodiff.paths import discard
 from ckplan.autodiff.reading import attr_int, shape_of
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.keys import PHASE
 from ckplan.model.bodies import changing_states, fixed_trips
 from ckplan.model.infer import static_shape
-from ckplan.model.node_reads import captured
+from ckplan.model.node_reads import captured, needed_nodes
 from ckplan.operators.matching import is_op
 
 

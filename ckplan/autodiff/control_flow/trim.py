@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ckplan.autodiff.paths import discard, needed_nodes
+from ckplan.autodiff.paths import discard
 from ckplan.autodiff.reading import attr_ints
 from ckplan.model.nested_graphs import graphs_in
+from ckplan.model.node_reads import needed_nodes
 
 
 def extra_outputs(graph: ir.Graph) -> dict[ir.Node, int]:

@@ -56,9 +56,9 @@ def gather(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         rows = op.Where(is_padding, 0.0, rows)
     if known is not None:
         runs = _runs(known.reshape(-1) % shape[axis])
-        if len(runs) == 1 and picked[axis] < shape[axis]:
+        if len(runs) == 1:
             return [gradient_of_part(op, data, rows, axis, range(runs[0][0], runs[0][-1] + 1))]
-        if len(runs) == 1 or (len(runs) <= _MOST_RUNS and len(runs) * shape[axis] <= _PASSES * picked[axis]):
+        if len(runs) <= _MOST_RUNS and len(runs) * shape[axis] <= _PASSES * picked[axis]:
             return [_shifted(op, rows, axis, runs, shape)]
         step = _step_of(runs)
         if step and len(runs[0]) <= _MOST_RUNS * step:
@@ -136,7 +136,7 @@ def _shifted(op: Builder, rows: ir.Value, axis: int, runs: Sequence[np.ndarray],
     start = 0
     for run in runs:
         end = start + len(run)
-        piece = rows if len(runs) == 1 else stretch(op, rows, axis, start, end)
+        piece = stretch(op, rows, axis, start, end)
         placed = _padded(op, piece, axis, int(run[0]), shape[axis] - int(run[-1]) - 1)
         total = placed if total is None else op.Add(total, placed)
         start = end

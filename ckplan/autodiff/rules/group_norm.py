@@ -9,7 +9,6 @@ the statistics of the groups, as for the operator (https://onnx.ai/onnx/operator
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -23,15 +22,6 @@ from ckplan.operators.matching import is_op
 _OPERATOR = "AffineGroupNormalization"
 
 
-@dataclass(frozen=True)
-class _Written:
-    """A group normalisation in four nodes: its nodes, in their order, with what it takes and makes."""
-
-    nodes: tuple[ir.Node, ...]
-    scale: ir.Value
-    bias: ir.Value
-
-
 def outline_group_norms(op: Builder, held: Container[ir.Value]) -> None:
     """Put composites in the place of group normalisations that are written with an InstanceNormalization.
 
@@ -42,13 +32,16 @@ def outline_group_norms(op: Builder, held: Container[ir.Value]) -> None:
     for node in [node for node in op.graph if is_op(node, "InstanceNormalization")]:
         found = _written(op, node, held)
         if found is not None:
-            inputs = [node.inputs[0], found.scale, found.bias]
+            nodes, scale, bias = found
             epsilon = attr_float(node, "epsilon", EPSILON)
-            outline(op, _OPERATOR, found.nodes, inputs, found.nodes[-1].outputs, {"epsilon": epsilon})
+            outline(op, _OPERATOR, nodes, [node.inputs[0], scale, bias], nodes[-1].outputs, {"epsilon": epsilon})
 
 
-def _written(op: Builder, norm: ir.Node, held: Container[ir.Value]) -> _Written | None:
-    """The group normalisation that begins with an InstanceNormalization, None if there is none."""
+def _written(op: Builder, norm: ir.Node, held: Container[ir.Value]) -> tuple[list[ir.Node], ir.Value, ir.Value] | None:
+    """The nodes of the group normalisation that begins with an InstanceNormalization, its scale and its bias.
+
+    None if there is none.
+    """
     ones, zeros = (op.constant_of(value) for value in norm.inputs[1:3])
     if ones is None or zeros is None or not (ones == 1).all() or zeros.any():
         return None
@@ -69,7 +62,7 @@ def _written(op: Builder, norm: ir.Node, held: Container[ir.Value]) -> _Written 
         return None
     if not (_is_by_channel(scale, whole) and _is_by_channel(bias, whole)):
         return None
-    return _Written(tuple(nodes), scale, bias)
+    return nodes, scale, bias
 
 
 def _other(node: ir.Node, value: ir.Value) -> ir.Value:

@@ -9,13 +9,13 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.bodies import BodyBuilder
-from ckplan.autodiff.paths import needed_nodes
 from ckplan.autodiff.reading import attr_int, required_input, shape_of
 from ckplan.autodiff.training_mode.batch_norm import batch_normalization, splits
 from ckplan.autodiff.training_mode.dropout import dropout
 from ckplan.errors import ModelError
 from ckplan.model.infer import static_shape
 from ckplan.model.nested_graphs import graphs_in
+from ckplan.model.node_reads import needed_nodes
 from ckplan.operators.matching import input_of, is_op
 
 _FORMS = ("BatchNormalization", "Dropout")
