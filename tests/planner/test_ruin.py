@@ -71,7 +71,7 @@ def test_a_layered_graph_of_a_thousand_ops_is_rebuilt_for_less_than_eviction_fin
     problem = layered_dag(1000)
     budget = int(0.35 * peak_of(problem, best_order(problem)))
     found = Auto().solve(problem, budget).cost
-    monkeypatch.setattr(auto, "_ALONE", range(0))
+    monkeypatch.setattr(auto, "_RECREATED_ONLY", range(0))
     assert found < Auto().solve(problem, budget).cost - 0.003 * problem.cost  # +14.7 % and +15.2 %
 
 

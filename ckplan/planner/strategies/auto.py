@@ -72,15 +72,15 @@ _NOTICED = 5e-3
 _LONGER = 5_000
 """How many times as many, divided by the ops of the graph: some tenths of a second for graphs of all sizes."""
 _REBUILT = 2_000_000
-"""How many times as many are tried by ruin and recreate, divided by the square of the ops of the graph."""
+"""How many times as many are tried by ruin and recreate (see `ruin`), divided by the square of the ops of the graph."""
 _OFTEN_REBUILT = 5
 """The same for small graphs."""
-_REBUILT_ALONE = 900
-"""Ops of the largest graph for which eviction makes more as well: for larger ones it finds less in the same time."""
-_ALONE = range(_REBUILT_ALONE + 1, 2_000 + 1)
-"""How many ops larger graphs have for which schedules are rebuilt."""
+_MOST_OPS_IN_TURNS = 900
+"""Ops of the largest graph for which eviction and ruin and recreate take turns at the neighbourhood of a schedule."""
+_RECREATED_ONLY = range(_MOST_OPS_IN_TURNS + 1, 2_000 + 1)
+"""How many ops graphs have that are left to ruin and recreate: eviction finds less for them in the same time."""
 _REBUILT_OF_MANY, _EVICTED_OF_MANY = 2.25, 0.5
-"""How many times as many schedules are tried for these, and by eviction before."""
+"""How many times as many schedules are tried for these by ruin and recreate, and by a short eviction before it."""
 _TURNS = 2
 """How often both are tried in turns."""
 _HOPELESS = 6
@@ -186,14 +186,14 @@ class Auto(Strategy):
         """The cheapest schedule within a budget that is found, with what is dear about it recreated."""
         found = self._finished_cheapest(problem, budget, effort, most_cost)
         count = len(problem.ops)
-        steps = int(self.steps * min(_OFTEN_REBUILT, _REBUILT / count**2)) if count <= _REBUILT_ALONE else 0
-        if count in _ALONE:
+        steps = int(self.steps * min(_OFTEN_REBUILT, _REBUILT / count**2)) if count <= _MOST_OPS_IN_TURNS else 0
+        if count in _RECREATED_ONLY:
             steps = int(self.steps * _REBUILT_OF_MANY)
         if found is None or not steps or effort.over:
             return found
         leaves_gap = self._leaves_gap(problem, budget, found)
         try:
-            if count in _ALONE:
+            if count in _RECREATED_ONLY:
                 effort.steps = int(self.steps * (_EVICTED_OF_MANY if leaves_gap else 1))
                 found = self._improved(problem, found, budget, effort)
             if not leaves_gap:
@@ -212,7 +212,7 @@ class Auto(Strategy):
         """The cheapest schedule within a budget: of the other strategies', improved, and where it is small finished."""
         if len(problem.ops) <= _SMALL:
             effort.steps = effort.steps * 5 // 2  # as many as `search` tries
-        elif len(problem.ops) in _ALONE:
+        elif len(problem.ops) in _RECREATED_ONLY:
             effort.steps = 0  # what comes of all this is improved, and rebuilt
         found = cheapest(problem, budget, effort, most_cost=most_cost)
         other = self._cheapest_of_others(problem, budget, effort, _cost(problem, found, most_cost))
@@ -259,7 +259,7 @@ class Auto(Strategy):
     def _searched(self, problem: Problem, budget: int, found: list[int], effort: Effort, turn: int = 0) -> list[int]:
         """A schedule, improved for longer where a bound leaves a gap that is worth it."""
         count = len(problem.ops)
-        steps = 0 if count in _ALONE else self.steps * _LONGER // count
+        steps = 0 if count in _RECREATED_ONLY else self.steps * _LONGER // count
         if not steps or not self._leaves_gap(problem, budget, found):
             return found
         hopeless = _HOPELESS if turn else 0
