@@ -59,7 +59,8 @@ FROZEN = PREFIX + "frozen"
 OWN_GRADIENTS = PREFIX + "own_gradients"
 """JSON list of the functions of a torch module that have a gradient of their own, which the file has not."""
 REMOVED_DROPOUTS = PREFIX + "removed_dropouts"
-"""How many Dropout nodes in inference form were removed when the file was loaded."""
+"""How many Dropout nodes in inference form were removed when the file was loaded. It stays in what is written of such a
+model, as `UNREAD` does: without it, that file would be trained without dropout, and nobody told."""
 UNREAD = PREFIX + "unread"
 """JSON list of the parameters of the file that no output depends on, which were removed when it was loaded."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import onnx_ir as ir
 
@@ -234,26 +234,61 @@ def build_training_graph(
     masks = _merge(op, model, running, pieces.masks)
     notes += told(masks)
     notes += relabel(model)  # what needed a newer one may have been inlined
-    for parameter in parameters:
-        if str(parameter.name) not in graph.initializers:  # nothing reads it
-            graph.register_initializer(parameter)
-    graph.inputs.extend((*parameters, *running))
-    outputs = iter([str(value.name) for value in graph.outputs])
-    shown = [next(outputs) for _ in results]
-    made = TrainingGraph(
+    _feed(graph, parameters, running)
+    made = _recorded(
         model,
-        loss=shown[0],
-        gradients={str(parameter.name): next(outputs) for parameter in parameters},
+        results=len(results),
+        parameters=parameters,
+        retained=retained,
+        updated=running,
         description=objective.description,
         notes=tuple(notes),
-        retained={name: next(outputs) for name in retained},
-        updates={str(old.name): next(outputs) for old in running},
         loss_scale="" if scale is None else scale.text,
         regions=(*forward_forms.regions, *masks),
     )
     describe(made, losses)
     call_back(graph, callbacks)
     return made
+
+
+def _feed(graph: ir.Graph, parameters: Sequence[ir.Value], running: Iterable[ir.Value]) -> None:
+    """Make inputs of parameters and running statistics, which have a default then and are no constants."""
+    for parameter in parameters:
+        if str(parameter.name) not in graph.initializers:  # nothing reads it
+            graph.register_initializer(parameter)
+    graph.inputs.extend((*parameters, *running))
+
+
+def _recorded(
+    model: ir.Model,
+    *,
+    results: int,
+    parameters: Iterable[ir.Value],
+    retained: Iterable[str],
+    updated: Iterable[ir.Value],
+    **known: Any,
+) -> TrainingGraph:
+    """The record of a finished graph: what each of its outputs is, by their order.
+
+    Args:
+        model: whose outputs are the loss and what is kept beside it, gradients of parameters, gradients of other
+            tensors, and new running statistics.
+        results: how many the first of these are.
+        parameters: that have a gradient.
+        retained: names of the other tensors that have one.
+        updated: running statistics.
+        known: the other fields of the record.
+    """
+    names = [str(value.name) for value in model.graph.outputs]
+    outputs = iter(names[results:])
+    return TrainingGraph(
+        model,
+        loss=names[0],
+        gradients={str(parameter.name): next(outputs) for parameter in parameters},
+        retained={name: next(outputs) for name in retained},
+        updates={str(old.name): next(outputs) for old in updated},
+        **known,
+    )
 
 
 def _detach(graph: ir.Graph, anchors: Anchors, request: Request) -> bool:
@@ -344,8 +379,8 @@ def _enter_training(op: Builder, model: ir.Model) -> TrainingForms:
     removed = model.metadata_props.get(keys.REMOVED_DROPOUTS)
     if removed:
         raise UsageError(
-            f"{removed} Dropout node(s) were removed when the model was loaded",
-            "keep them with ckplan.load(..., training=True)",
+            f"{removed} Dropout node(s) were removed when the model was loaded, or before it was written",
+            "take the original file, which --training, or ckplan.load(..., training=True), leaves them in",
         )
     return enter_training(op)
 

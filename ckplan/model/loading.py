@@ -206,6 +206,7 @@ def _normalised(
         declare(model, declared, binding.sizes)
     repair = Rebatch(binding.old_batch, binding.new_batch, shapes_before)
     state = sweep(model, repair)
+    note_unread(model)
     expanded = state.expanded
     removed = drop_no_ops(model, state, reshapes=old_opset < MINIMUM_OPSET, dropouts=not training)
     notes.extend([*lift_notes, *removed])

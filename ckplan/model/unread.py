@@ -7,6 +7,8 @@ import json
 import onnx_ir as ir
 
 from ckplan import keys
+from ckplan.model.constants import is_constant
+from ckplan.model.metadata import listed_names
 from ckplan.model.node_reads import needed_nodes, reads
 
 
@@ -14,11 +16,13 @@ def note_unread(model: ir.Model) -> None:
     """Write into the metadata which floating-point initializers no output depends on: loading drops them.
 
     Args:
-        model: as it was read. Its metadata gets `keys.UNREAD` where there are any.
+        model: as it was read, or once more when the branches that are not taken have fallen away. Its metadata gets
+            `keys.UNREAD` where there are any, beside those that it tells of already.
     """
     graph = model.graph
     read = {*graph.outputs, *(value for node in needed_nodes(graph, graph.outputs) for value in reads(node))}
     floating = (value for value in graph.initializers.values() if value.dtype and value.dtype.is_floating_point())
-    unread = [str(value.name) for value in floating if value not in read]
-    if unread:
-        model.metadata_props[keys.UNREAD] = json.dumps(unread)
+    found = [str(value.name) for value in floating if value not in read and not is_constant(value)]
+    if found:
+        before = listed_names(model.metadata_props, keys.UNREAD)
+        model.metadata_props[keys.UNREAD] = json.dumps(list(dict.fromkeys([*before, *found])))

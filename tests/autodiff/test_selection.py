@@ -229,6 +229,21 @@ def test_a_parameter_that_no_output_depends_on(option: str, pattern: str):
     assert keys.UNREAD not in training.model.metadata_props
 
 
+@pytest.mark.parametrize("pattern", ["v", "b", "v*"])
+def test_a_parameter_of_a_branch_that_is_ruled_out(pattern: str):
+    text = """g (float[3] x, bool c) => (float[3] y) {
+        z = If (c) <
+            then_branch = one () => (float[3] t) { t = Mul(x, w) },
+            else_branch = two () => (float[3] e) <float[3] b = {1, 2, 3}> { s = Mul(x, v)  e = Add(s, b) }>
+        y = Tanh(z)
+    }"""
+    model = parse(text, w=values(3).astype("float32"), v=values(3).astype("float32"))
+    model = normalise(model, fixed={"c": True}).model
+    with pytest.raises(UsageError, match=rf"`--wrt {re.escape(pattern)}` names '[vb]', which no output of the model"):
+        build_training_graph(model, wrt=[pattern])
+    assert list(build_training_graph(model).gradients) == ["w"]
+
+
 def test_callbacks_are_told_the_nodes_of_each_forward_node():
     told: list[tuple[str, list[str]]] = []
 
