@@ -34,13 +34,12 @@ def planned(step: Step, strategy: Strategy, goal: Goal, given: Mapping[str, Any]
         InfeasibleError: no plan keeps to the goal.
         ModelError: the plan that is given is one for another graph.
     """
-    from ckplan.pipeline import rewrite, write_plan
-    from ckplan.planner import plan_from_json
+    from ckplan.pipeline import given_plan, rewrite, write_plan
 
     with stage("planning"):
         if given is None:
             return rewrite(step, strategy, goal)
-        return write_plan(step, plan_from_json(step.problem, given))
+        return write_plan(step, given_plan(step, given))
 
 
 CHOICES = frozenset({"strategy", "budget", "of", "overhead", "seconds", "cost"})

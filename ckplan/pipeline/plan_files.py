@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ckplan.keys import BUDGET
 from ckplan.pipeline.goal import ACTIVATIONS
 from ckplan.pipeline.planned import HOLDER, Planned, held_of
 from ckplan.pipeline.step import Step
-from ckplan.planner import Plan
+from ckplan.planner import Plan, plan_from_json
 from ckplan.planner.cells import Layout
+from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.strategies import Strategy
 from ckplan.runtime.occupancy import occupancy_of_executed
 from ckplan.runtime.problem_of import problem_of
@@ -22,6 +24,26 @@ from ckplan.writer.describe import describe, describe_plan
 from ckplan.writer.emit import write
 
 _log = logging.getLogger(__name__)
+
+
+def given_plan(step: Step, data: Mapping[str, Any]) -> Plan:
+    """A plan from a file, for a step: nothing is believed, so that a bound is proven anew where the file tells of one.
+
+    It is a bound at the plan's own peak: of the budget that the plan was made for, the file does not tell.
+
+    Args:
+        step: what it is for.
+        data: the plan as JSON.
+
+    Raises:
+        ModelError: it is of another schema, names a node that the step does not have, or cannot be run.
+    """
+    problem = step.problem
+    plan = plan_from_json(problem, data)
+    if not data.get("overhead_bound") or not plan.recomputed:
+        return plan
+    bound = proven_overhead(problem, plan.predicted.peak_activations, plan.cost - problem.cost) / problem.cost
+    return replace(plan, overhead_bound=min(bound, plan.overhead))
 
 
 def write_plan(

@@ -110,7 +110,7 @@ def make_plan(problem: Problem, strategy: str, schedule: Sequence[int]) -> Plan:
 
 
 def plan_from_json(problem: Problem, data: Mapping[str, Any]) -> Plan:
-    """Read a plan for a problem; figures are simulated anew, not believed.
+    """Read a plan for a problem; figures are simulated anew, not believed, and no bound is proven.
 
     Raises:
         ModelError: the plan is of another schema, or names a node that the problem does not have.
