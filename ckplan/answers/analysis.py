@@ -17,9 +17,9 @@ from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.exact import Exact
 from ckplan.planner.strategies.revolve import Revolve
 from ckplan.planner.strategies.search import Search
-from ckplan.runtime.footprint import Footprint
+from ckplan.runtime.footprint import Footprint, held_values
 from ckplan.runtime.occupancy import Occupancy
-from ckplan.runtime.sizes import dimensions_of
+from ckplan.runtime.sizes import bytes_of, dimensions_of
 from ckplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class Contents:
     Attributes:
         forward: number of forward nodes.
         backward: number of backward nodes.
-        bytes: bytes of all tensors of each kind: parameters (constants included), inputs, outputs (gradients or new
-            parameters), activations.
+        bytes: bytes of all tensors of each kind: parameters (and constants, as a session of the step without a plan
+            holds them), inputs, outputs (gradients or new parameters), activations.
         trained: number of parameters that have a gradient, and of their values.
         loss: what is minimised, in words; empty for a graph that is not trained.
     """
@@ -159,10 +159,11 @@ def contents_of(step: Step) -> Contents:
     problem, training = step.problem, step.training
     values = made_by_name(step.model.graph)
     gradients = [] if training is None else [dimensions_of(values[name]) for name in training.gradients.values()]
+    totals = {kind: sum(tensor.bytes for tensor in problem.tensors if tensor.kind is kind) for kind in Kind}
     return Contents(
         forward=len(problem.forward),
         backward=len(problem.backward),
-        bytes={kind: sum(tensor.bytes for tensor in problem.tensors if tensor.kind is kind) for kind in Kind},
+        bytes={**totals, Kind.PARAMETER: sum(map(bytes_of, held_values(step.executed, step.ordered)))},
         trained=(len(gradients), sum(prod(sizes or ()) for sizes in gradients)),
         loss="" if training is None else training.description,
     )

@@ -30,7 +30,7 @@ def test_the_page_says_it_all() -> None:
         "parameters 16.0 KiB with constants",
         "activations 16.0 KiB at the peak, in op2",
         "copies 8.0 KiB of what is fed, in the file",
-        "arena 1.0 KiB what onnxruntime keeps beyond, after a few runs",
+        "arena, upkeep 1.0 KiB what onnxruntime keeps beyond, after a few runs",
         "total 43.0 KiB",
         "▲ peak at step 3 of 4",
         "Alive at the peak (2)",
@@ -45,6 +45,12 @@ def test_the_page_says_it_all() -> None:
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_it_fits_the_terminal(width: int) -> None:
     printed(plans.analysis(str(MODEL), analysis()), width)
+
+
+def test_nodes_that_order_others_are_told_apart() -> None:
+    longer = timeline(*[16] * 9)
+    page = lines(printed(plans.analysis(str(MODEL), analysis(base=longer))))
+    assert "nodes 7: 3 forward, 4 backward; 9 run, with those that order them" in page
 
 
 def test_only_the_largest_tensors_are_shown() -> None:

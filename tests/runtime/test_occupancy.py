@@ -11,7 +11,7 @@ from ckplan.answers.analysis import contents_of
 from ckplan.answers.findings import chosen, environment, file_occupancy
 from ckplan.autodiff import build_training_graph
 from ckplan.model import load, save
-from ckplan.pipeline import Planned, rewrite, step_of
+from ckplan.pipeline import Planned, open_step, rewrite, step_of
 from ckplan.planner import Kind, Timeline, simulate
 from ckplan.planner.strategies import parse_strategy
 from ckplan.runtime import problem_of
@@ -129,6 +129,11 @@ def test_contents_are_those_of_the_file(training: ir.Model) -> None:
     assert found.bytes[Kind.INPUT] >= 256 * 16 * 4
     assert found.bytes[Kind.OUTPUT] >= 6 * 16 * 16 * 4
     assert found.loss == ""
+
+
+def test_parameters_take_the_same_in_all_of_an_answer(tmp_path: Path) -> None:
+    step = open_step(write_model(tmp_path / "model.onnx"))
+    assert contents_of(step).bytes[Kind.PARAMETER] == step.footprint.parameters
 
 
 def test_a_file_is_drawn_only_if_its_sizes_are_known(training: ir.Model, tmp_path: Path) -> None:
