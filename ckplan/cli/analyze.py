@@ -19,6 +19,7 @@ from ckplan.cli.options import (
     talk_options,
     verbose_option,
 )
+from ckplan.cli.output import refuse_idle
 from ckplan.cli.planning import shown_plan, tell_whole
 from ckplan.cli.step import opened
 from ckplan.cli.streams import details, show, show_json, stage
@@ -52,6 +53,7 @@ def command(
     Nothing is run: the figures are those of the simulator, which `ckplan verify` holds against onnxruntime.
     """
     check_page(page, force, model)
+    refuse_idle(page, add="--html", force=force)
     from ckplan.answers.analysis import analyze
     from ckplan.answers.findings import chosen
     from ckplan.planner.strategies import parse_strategy

@@ -29,8 +29,8 @@ from ckplan.cli.options import (
     talk_options,
     training_options,
 )
-from ckplan.cli.output import check_output
-from ckplan.cli.proof import check_device
+from ckplan.cli.output import check_output, refuse_idle
+from ckplan.cli.proof import check_device, check_run_limit
 from ckplan.cli.reports import check_reports, write_reports, written_first
 from ckplan.cli.streams import annotate, notes, show, show_json, stage
 from ckplan.cli.values import PATH, read_share
@@ -117,10 +117,13 @@ def command(
         sources = [path for path in (base, head) if path is not None]
         if configuration is not None:
             sources = [configuration.path, *(target.path for target in configuration.targets)]
+        refuse_idle(*reports.values(), *outputs.values(), add="--html or --report", force=force)
         check_reports(reports, force, *sources, beside=outputs.values())
         summary = _check_outputs(outputs, sources, base, configuration, force)
         if configuration is None and not (measure or measured) and source("device") is ParameterSource.COMMANDLINE:
             raise UsageError("`--device` is where the models run, and none is run", "add --measure, or leave it out")
+        if configuration is None:  # which may say that its models run
+            check_run_limit(runs=measure or measured, option="--measure")
         check_device(device, with_proof=measure or measured)
         from ckplan.comparison import How
 

@@ -19,6 +19,7 @@ from ckplan.cli.options import (
     talk_options,
     verbose_option,
 )
+from ckplan.cli.proof import check_run_limit
 from ckplan.cli.step import opened
 from ckplan.cli.streams import notes, show, show_json
 
@@ -58,7 +59,9 @@ def command(
     from ckplan.cli.planning import planned, read_plan, tell
 
     given = read_plan(plan_file)
-    step = opened(model, asked, cost="flops" if plan_file else goal.cost(cost, device), device=device)
+    cost = "flops" if plan_file else goal.cost(cost, device)
+    check_run_limit(runs=cost != "flops", option="--cost measured")
+    step = opened(model, asked, cost=cost, device=device)
     notes(check_name(step, tensor))
     made = planned(step, strategy, goal, given)
     found = explain(made.step, made.plan, tensor)

@@ -18,7 +18,7 @@ from ckplan.cli.options import (
     picture_options,
     talk_options,
 )
-from ckplan.cli.output import check_output, written
+from ckplan.cli.output import check_output, refuse_idle, written
 from ckplan.cli.streams import notes, show, show_json, stage
 from ckplan.errors import UsageError
 
@@ -56,6 +56,7 @@ def command(
     """
     if output is not None:
         check_output(output, force, model, *asked.files)
+    refuse_idle(output, force=force, copy_weights=copy_weights)
     from ckplan.answers.fit import fit
 
     open_ones = [name for name, size in sizes.items() if size is None]

@@ -19,7 +19,7 @@ from ckplan.cli.options import (
     shape_options,
     talk_options,
 )
-from ckplan.cli.output import check_output
+from ckplan.cli.output import check_output, refuse_idle
 from ckplan.cli.reports import check_reports, write_reports, written_first
 from ckplan.cli.streams import notes, show, show_json, stage
 from ckplan.cli.values import PATH
@@ -61,6 +61,7 @@ def command(
     MODEL may be any ONNX file, for training or not. Its memory is told by three meters and node by node, beside what
     ckplan predicts for it; `docs/measuring.md` says what each meter means.
     """
+    refuse_idle(*reports.values(), trace, csv, add="--trace, --csv or --report", force=force)
     check_reports(reports, force, model, inputs, beside=(trace, csv))
     for target in filter(None, (trace, csv)):
         check_output(target, force, model, inputs)

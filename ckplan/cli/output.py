@@ -28,6 +28,22 @@ def check_apart(*outputs: Path | None) -> None:
         seen.add(place)
 
 
+def refuse_idle(*targets: Path | None, add: str = "-o", **given: bool) -> None:
+    """See that no option about what is written is given where nothing is.
+
+    Args:
+        targets: what is to be written, None for what was not asked for.
+        add: options that name such a file.
+        given: options, by their names, and whether they are given.
+
+    Raises:
+        UsageError: one is given, and there is no target.
+    """
+    idle = [f"`--{name.replace('_', '-')}`" for name, is_given in given.items() if is_given]
+    if idle and not any(targets):
+        raise UsageError(f"{idle[0]} is about what is written, and nothing is", f"add {add}, or leave it out")
+
+
 def check_output(output: Path, force: bool, *sources: Path | None) -> None:
     """Make sure that a file can be written once its contents are there.
 

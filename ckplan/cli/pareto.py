@@ -20,7 +20,8 @@ from ckplan.cli.options import (
     time_limit_option,
     verbose_option,
 )
-from ckplan.cli.output import check_output
+from ckplan.cli.output import check_output, refuse_idle
+from ckplan.cli.proof import check_run_limit
 from ckplan.cli.step import opened
 from ckplan.cli.streams import details, notes, show, show_json, stage
 from ckplan.errors import UsageError
@@ -63,6 +64,8 @@ def command(
                 f"'{output}' is not the name of an SVG picture", "end it in .svg, the one kind that is written"
             )
         check_output(output, force, model, *asked.files)
+    refuse_idle(output, force=force)
+    check_run_limit(runs=cost not in (None, "flops"), option="--cost measured")
     from ckplan.answers.pareto import pareto
     from ckplan.model.saving import write_text
     from ckplan.planner.strategies import parse_strategy

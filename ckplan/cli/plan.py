@@ -21,6 +21,7 @@ from ckplan.cli.options import (
     verbose_option,
 )
 from ckplan.cli.output import check_output
+from ckplan.cli.proof import check_run_limit
 from ckplan.cli.step import opened
 from ckplan.cli.streams import notes, show, show_json, stage
 
@@ -69,16 +70,19 @@ def command(
     from ckplan.report.documents import plans
     from ckplan.report.untrusted import json_text
 
-    if model.suffix in SUFFIXES:
+    numbers = model.suffix in SUFFIXES  # a graph of numbers: no file runs, and each op costs what it says
+    cost = (cost or "flops") if numbers else goal.cost(cost, device)
+    check_run_limit(runs=cost != "flops" and not numbers, option="--cost measured")
+    if numbers:
         with stage("planning"):
-            instance = plan_instance(model, strategy, goal, asked, cost or "flops")
+            instance = plan_instance(model, strategy, goal, asked, cost)
         plan, told = instance.plan, {}
         tell_bound(plan, instance.budget)
         document = plans.rewritten(output, plan, instance.base, plan.predicted)
     else:
         from ckplan.pipeline import told_of_plan_alone
 
-        step = opened(model, asked, cost=goal.cost(cost, device), device=device)
+        step = opened(model, asked, cost=cost, device=device)
         made = planned(step, strategy, goal)
         plan, kept = made.plan, chosen(made.step, made.plan, made.budget)
         tell(made)

@@ -46,6 +46,21 @@ def check_device(device: str, *, with_proof: bool) -> None:
         check_starts(device)
 
 
+def check_run_limit(*, runs: bool, option: str = "--verify") -> None:
+    """Fail before any work is done if runs are limited where no file is run.
+
+    Args:
+        runs: whether files run, or what nodes cost is measured.
+        option: what makes files run.
+
+    Raises:
+        UsageError: nothing runs.
+    """
+    limited = click.get_current_context().get_parameter_source("run_limit") is ParameterSource.COMMANDLINE
+    if limited and not runs:
+        raise UsageError("`--run-limit` is that of what runs, and nothing is run", f"add {option}, or leave it out")
+
+
 def run_both(base: Path, new: Path, *, device: str, inputs: Path | None, seed: int) -> Verification:
     """Measure two files on the same inputs; says on stderr which device ran."""
     from ckplan.meter import verify

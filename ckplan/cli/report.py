@@ -20,7 +20,7 @@ from ckplan.cli.options import (
     talk_options,
     verbose_option,
 )
-from ckplan.cli.proof import check, check_device, check_inputs, prove
+from ckplan.cli.proof import check, check_device, check_inputs, check_run_limit, prove
 from ckplan.cli.step import opened
 from ckplan.cli.streams import show, show_json, stage
 
@@ -63,12 +63,14 @@ def command(
     """
     check_page(output, force, model)
     check_device(device, with_proof=with_proof)
+    cost = goal.cost(cost, device)
+    check_run_limit(runs=with_proof or cost != "flops")
     from ckplan.answers.analysis import analyze
     from ckplan.answers.findings import chosen
     from ckplan.answers.pareto import pareto
     from ckplan.cli.planning import planned, tell
 
-    step = opened(model, asked, cost=goal.cost(cost, device), device=device)
+    step = opened(model, asked, cost=cost, device=device)
     check_inputs(step, inputs, with_proof=with_proof)
     made = planned(step, strategy, goal)
     with stage("planning") as doing:

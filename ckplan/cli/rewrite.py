@@ -25,7 +25,7 @@ from ckplan.cli.options import (
     verbose_option,
 )
 from ckplan.cli.output import check_output, written
-from ckplan.cli.proof import check, check_device, check_inputs, prove
+from ckplan.cli.proof import check, check_device, check_inputs, check_run_limit, prove
 from ckplan.cli.step import opened
 from ckplan.cli.streams import answer, show, show_json, stage
 
@@ -78,7 +78,9 @@ def command(
     from ckplan.cli.planning import planned, read_plan, tell
 
     given = read_plan(plan_file)
-    step = opened(model, asked, cost="flops" if plan_file else goal.cost(cost, device), device=device)
+    cost = "flops" if plan_file else goal.cost(cost, device)
+    check_run_limit(runs=with_proof or cost != "flops")
+    step = opened(model, asked, cost=cost, device=device)
     check_inputs(step, inputs, with_proof=with_proof)
     made = planned(step, strategy, goal, given)
     notes = [*step.notes, *tell(made, given)]

@@ -17,6 +17,7 @@ from ckplan.cli.options import (
     run_options,
     talk_options,
 )
+from ckplan.cli.output import refuse_idle
 from ckplan.cli.proof import check, run_both
 from ckplan.cli.reports import check_reports, write_reports, written_first
 from ckplan.cli.streams import show, show_json
@@ -49,6 +50,7 @@ def command(
     its plan.
     """
     check_page(page, force, base, new)
+    refuse_idle(page, *reports.values(), add="--html or --report", force=force)
     check_reports(reports, force, base, new, inputs, beside=[page])
     found = run_both(base, new, device=device, inputs=inputs, seed=seed)
     from ckplan.report import json

@@ -79,11 +79,13 @@ def make_inputs(
     check_number("the seed", seed, whole=True)
     fixed = fixed or {}
     if file is not None:
-        if fixed:
-            raise UsageError("`--inputs` and `--set` both say what is fed", "leave out one of them")
+        for option, given in (("--set", fixed), ("--dim", dims), ("--shape", shapes)):
+            if given:
+                raise UsageError(f"`--inputs` and `{option}` both say what is fed", "leave out one of them")
         return Inputs(_read(path_of("the file of inputs", file), model))
     fed = fed_inputs(model)
     shell = ir.Graph(fed_shells(fed), (), nodes=())
+    _check_open(shell, dims or {}, shapes or {})
     notes = bind(shell, dims or {}, shapes_of(shell, fixed, shapes), originals=fed).notes
     arrays, more = {}, []
     states = initial_states(model)
@@ -105,6 +107,28 @@ def make_inputs(
         arrays[name], note = _draw(model, value, shape, seed)
         more.extend([note] if note else [])
     return Inputs(arrays, (*notes, *more))
+
+
+def _check_open(graph: ir.Graph, dims: Mapping[str, int], shapes: Mapping[str, Sequence[int]]) -> None:
+    """See that no size is given in the place of one that a file fixes: it is run as it is.
+
+    Raises:
+        UsageError: one is.
+    """
+    remedy = "export it with that size, or with one that is open; or write a step of that size, with --shape"
+    declared = {
+        str(value.name): [size if isinstance(size, int) else None for size in value.shape or ()]
+        for value in graph.inputs
+    }
+    if dims and all(size is not None for sizes in declared.values() for size in sizes):
+        name, given = next(iter(dims.items()))
+        what = f"`--dim {name}={given}` has no dimension to set"
+        raise UsageError(f"{what}: the file fixes all sizes of its inputs", remedy)
+    for name, sizes in shapes.items():
+        for axis, (fixed, wanted) in enumerate(zip(declared.get(name, ()), sizes, strict=False)):
+            if fixed not in (None, wanted):
+                what = f"`--shape` sets dimension {axis} of input `{name}` to {wanted}"
+                raise UsageError(f"{what}, and the file fixes it at {fixed}", remedy)
 
 
 def _unbounded(model: ir.Model, value: ir.Value) -> bool:

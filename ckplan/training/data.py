@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ckplan.display import one_line
+from ckplan.display import one_line, shortened
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.isolation.arrays import DAMAGED, Array
 from ckplan.training.stepfile import Spec
@@ -111,7 +111,7 @@ def fitted(data: Data, inputs: Mapping[str, Spec], where: str) -> dict[str, Arra
     """Hold data against what a step takes.
 
     Args:
-        data: arrays by name; those that no input has the name of are passed over.
+        data: arrays by name; those that no input has the name of are passed over, see `idle_arrays`.
         inputs: of the step; the first size of each is the samples of a batch.
         where: what the data are called in errors.
 
@@ -131,6 +131,18 @@ def fitted(data: Data, inputs: Mapping[str, Spec], where: str) -> dict[str, Arra
         listed = ", ".join(f"{count} in `{name}`" for name, count in samples.items())
         raise UsageError(f"{where} has different numbers of samples: {listed}", "give the same number of each")
     return {name: _fit(name, data[name], spec, where) for name, spec in inputs.items()}
+
+
+def idle_arrays(data: Data, inputs: Mapping[str, Spec], where: str) -> tuple[str, ...]:
+    """What to say of arrays that a step does not take, a sentence; none if it takes all.
+
+    Args:
+        data: arrays by name.
+        inputs: of the step.
+        where: what the data are called.
+    """
+    idle = [f"`{name}`" for name in data if name not in inputs]
+    return (f"the step does not take {shortened(idle)} of {where}",) if idle else ()
 
 
 def _check_samples(inputs: Mapping[str, Spec]) -> None:

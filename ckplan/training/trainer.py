@@ -19,7 +19,7 @@ from ckplan.isolation.arrays import Array
 from ckplan.training import checkpoint
 from ckplan.training.buffers import all_finite
 from ckplan.training.checkpoint import State
-from ckplan.training.data import Data, array_given, batches, fitted, read_data
+from ckplan.training.data import Data, array_given, batches, fitted, idle_arrays, read_data
 from ckplan.training.dynamic_loss_scale import SMALLEST, DynamicLossScale
 from ckplan.training.evaluation import Evaluation, Score
 from ckplan.training.export import export_weights
@@ -112,6 +112,7 @@ class Trainer:
         self.step = read_step(step)
         given, where = _arrays(data)
         self._data = fitted(given, self.step.inputs, where)
+        self._idle = idle_arrays(given, self.step.inputs, where)
         self.samples = len(next(iter(self._data.values()), ()))
         labels = self.step.inputs.items()
         self._ignored = {name: spec.ignored for name, spec in labels if spec.is_label and spec.ignored is not None}
@@ -154,8 +155,9 @@ class Trainer:
         if eval_data is not None:
             if model is None:
                 raise UsageError("`--eval-data` needs the model that the step was made from", "give --model MODEL")
-            other, there = _arrays(eval_data)
+            other, there = _arrays(eval_data, "the evaluation data")
             self._evaluation = Evaluation(self.step, path_of("the model", model), other, there)
+            self._idle += idle_arrays(other, self.step.inputs, there)
         self._bar = partial(bar, wanted=progress, colour=colour)
         self._rng = np.random.default_rng(seed)
         self._scale = DynamicLossScale()
@@ -179,7 +181,7 @@ class Trainer:
         Raises:
             ModelError: there is no such checkpoint, or it is damaged.
         """
-        notes: list[str] = []
+        notes: list[str] = list(self._idle)
         updates = epochs * self.steps_per_epoch
         if resume and self._folder is not None:
             path, state = checkpoint.read_state(self._folder)
@@ -383,11 +385,11 @@ class Trainer:
         self._stepper.open(state.step)
 
 
-def _arrays(data: Data | str | os.PathLike[str]) -> tuple[Data, str]:
-    """Data and what they are called."""
+def _arrays(data: Data | str | os.PathLike[str], called: str = "the data") -> tuple[Data, str]:
+    """Data and what they are called: as told, or by their file."""
     if isinstance(data, Mapping):
-        return {name: array_given(f"`{name}` in the data", array) for name, array in data.items()}, "the data"
-    check_kind("the data", data, (str, os.PathLike), "give a table of arrays by input, or the path of a file")
+        return {name: array_given(f"`{name}` in {called}", array) for name, array in data.items()}, called
+    check_kind(called, data, (str, os.PathLike), "give a table of arrays by input, or the path of a file")
     return read_data(Path(data)), str(data)
 
 

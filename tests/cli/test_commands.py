@@ -113,6 +113,38 @@ def test_inputs_are_for_what_is_run(command: str, name: str, model: Path, tmp_pa
     assert "`--seed` is that of what the files run on, and none is run" in failure(result)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fit", "MODEL", "--memory", "1GiB", "--force"], "`--force` is about what is written, and nothing is; add -o"),
+        (["fit", "MODEL", "--memory", "1GiB", "--copy-weights"], "`--copy-weights` is about what is written"),
+        (["pareto", "MODEL", "--force"], "`--force` is about what is written, and nothing is; add -o"),
+        (["analyze", "MODEL", "--force"], "`--force` is about what is written, and nothing is; add --html"),
+        (["verify", "MODEL", "MODEL", "--force"], "nothing is; add --html or --report, or leave it out"),
+        (["measure", "MODEL", "--force"], "nothing is; add --trace, --csv or --report, or leave it out"),
+        (["compare", "MODEL", "MODEL", "--force"], "nothing is; add --html or --report, or leave it out"),
+        (["rewrite", "MODEL", "-o", "OUT", "--run-limit", "9"], "nothing is run; add --verify, or leave it out"),
+        (["report", "MODEL", "-o", "OUT", "--run-limit", "9"], "nothing is run; add --verify, or leave it out"),
+        (["plan", "MODEL", "-o", "OUT", "--run-limit", "9"], "nothing is run; add --cost measured"),
+        (["pareto", "MODEL", "--run-limit", "9"], "nothing is run; add --cost measured"),
+        (["explain", "MODEL", "y0", "--run-limit", "9"], "nothing is run; add --cost measured"),
+        (["compare", "MODEL", "MODEL", "--run-limit", "9"], "nothing is run; add --measure"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_with_nothing_to_do_are_refused(arguments: list[str], said: str, model: Path, tmp_path: Path) -> None:
+    named = {"MODEL": model, "OUT": tmp_path / ("out.html" if arguments[0] == "report" else "out")}
+    result = run(*[named.get(word, word) for word in arguments])
+    assert result.exit_code == 2
+    assert said in failure(result)
+    assert not named["OUT"].exists()
+
+
+def test_runs_are_limited_where_costs_are_measured(model: Path, tmp_path: Path) -> None:
+    limited = ["--cost", "measured", "--run-limit", "300"]
+    assert run("plan", model, "-o", tmp_path / "plan.json", *limited).exit_code == 0
+
+
 def test_verify_fails_where_outputs_differ(model: Path, tmp_path: Path) -> None:
     one, other = tmp_path / "one.onnx", tmp_path / "other.onnx"
     run("grad", model, "-o", one, "--loss", "sum")

@@ -258,3 +258,27 @@ def test_inputs_are_fed_the_numbers_that_they_are_set_to() -> None:
         make_inputs(model, fixed={"speed": 1})
     with pytest.raises(UsageError, match="both say what is fed"):
         make_inputs(model, file=Path("inputs.npz"), fixed={"rate": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dims": {"batch": 8}}, r"`--dim batch=8` has no dimension to set: the file fixes all sizes"),
+        ({"shapes": {"x": (8, 3)}}, r"`--shape` sets dimension 0 of input `x` to 8, and the file fixes it at 4"),
+    ],
+)
+def test_sizes_that_a_file_fixes_are_not_set(options: dict[str, dict[str, int]], message: str) -> None:
+    graph = helper.make_graph([helper.make_node("Exp", ["x"], ["y"])], "g", [floats("x", 4, 3)], [floats("y", 4, 3)])
+    model = ir.from_proto(helper.make_model(graph))
+    with pytest.raises(UsageError, match=message):
+        make_inputs(model, **options)
+    assert make_inputs(model, shapes={"x": (4, 3)}).arrays["x"].shape == (4, 3)
+
+
+@pytest.mark.parametrize("options", [{"dims": {"batch": 8}}, {"shapes": {"x": (8, 3)}}])
+def test_sizes_beside_real_inputs_are_refused(
+    model: ir.Model, tmp_path: Path, options: dict[str, dict[str, int]]
+) -> None:
+    np.savez(tmp_path / "inputs.npz", x=np.zeros((4, 3), np.float32))
+    with pytest.raises(UsageError, match="both say what is fed"):
+        make_inputs(model, file=tmp_path / "inputs.npz", **options)

@@ -205,6 +205,16 @@ def test_a_warm_up_that_does_not_end_has_a_note(tmp_path: Path) -> None:
     assert not trainer.notes(3)
 
 
+def test_a_note_names_arrays_that_the_step_does_not_take(tmp_path: Path) -> None:
+    model, step = files(tmp_path, optimizer="sgd")
+    given, scored = {**data(), "id": np.arange(len(data()["x"]))}, {**data(8), "row": np.arange(8)}
+    trainer = ckplan.Trainer(step, given, model=model, eval_data=scored)
+    assert trainer.notes(1) == (
+        "the step does not take `id` of the data",
+        "the step does not take `row` of the evaluation data",
+    )
+
+
 def test_a_note_tells_how_batches_with_fewer_labels_weigh(tmp_path: Path) -> None:
     step = reader(tmp_path, "labels", optimizer=None)
     given = {"tokens": np.ones((8, 3), np.int64), "labels": np.full((8, 3), 2)}
