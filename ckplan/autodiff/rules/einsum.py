@@ -28,7 +28,7 @@ def einsum(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     assert g is not None
     if 0 in shape_of(g) or any(0 in shape_of(x) for x in inputs):
         return [None] * len(inputs)
-    terms, result = _terms(attr_str(node, "equation", ""), [len(shape_of(x)) for x in inputs])
+    terms, result = terms_of(attr_str(node, "equation", ""), [len(shape_of(x)) for x in inputs])
     sizes: dict[str, int] = {}
     for term, x in zip(terms, inputs, strict=True):
         for letter, size in zip(term, shape_of(x), strict=True):
@@ -121,8 +121,13 @@ def _step(
     return _Step(pair, work, kept, size)
 
 
-def _terms(equation: str, ranks: list[int]) -> tuple[list[str], str]:
-    """Return the operands' and the result's indices, with letters in place of dots."""
+def terms_of(equation: str, ranks: list[int]) -> tuple[list[str], str]:
+    """The operands' and the result's indices of an Einsum, with letters in place of dots.
+
+    Args:
+        equation: as the node has it.
+        ranks: of the operands.
+    """
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     letters = {letter for letter in equation if letter.isalpha()}
