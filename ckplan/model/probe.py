@@ -21,17 +21,27 @@ from ckplan.operators.sessions import clean
 
 _COUNTING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 """Operators whose results are as many as the data say."""
+_REDUCTIONS = (
+    *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd"),
+    *("ReduceSum", "ReduceSumSquare"),
+)
 _SIZES = {
+    **dict.fromkeys(("AffineGrid", "CenterCropPad", "OneHot", "Squeeze", "Unsqueeze", *_REDUCTIONS), (1,)),
+    "Col2Im": (1, 2),
     "ConstantOfShape": (0,),
+    "DFT": (1, 2),
     "Expand": (1,),
-    "Pad": (1,),
+    "MaxUnpool": (2,),
+    "Pad": (1, 3),
     "Reshape": (1,),
-    "Slice": (1, 2),
+    "Resize": (2, 3),
+    "STFT": (1, 3),
+    "Slice": (1, 2, 3, 4),
     "Split": (1,),
     "Tile": (1,),
     "TopK": (1,),
 }
-"""The inputs of operators that say how large a result is."""
+"""The inputs of operators that say how large a result is, or along which axes."""
 
 
 def unknown_values(graph: ir.Graph) -> list[ir.Value]:
