@@ -31,9 +31,13 @@ from ckplan.model.contrib import EXPANSION
 from ckplan.model.node_reads import needed_nodes, reads
 from ckplan.model.opset import CONVERTED
 from ckplan.model.own_files import ORIGIN
+from ckplan.operators.matching import is_op
 
 _CLASSICAL = "ai.onnx.ml"
 """The domain of decision trees, scalers and the like."""
+
+_STEPS = ("Ceil", "Floor", "Round", "Sign")
+"""What makes whole numbers, or signs, of weights."""
 
 _ADAPTER = ".lora_"
 """What the names of PEFT's low-rank adapters hold."""
@@ -355,6 +359,9 @@ def _nothing_left(
     hint = "see `ckplan ops` for the operators that have gradients"
     if any(map(is_quantised, readers_of)):
         hint = f"take the model as it was before quantisation, or {hint}"
+    elif readers_of and all(is_op(node, _STEPS) for node in readers_of):
+        # A binarised weight: exporters leave out of `w + (w.sign() - w).detach()` all but the sign.
+        hint = "if gradients are to pass, write x + (f(x) - x).detach() in torch and export it with ckplan.export"
     return ModelError(
         "no node of the model reads a floating-point parameter in a way that can be differentiated"
         + (f": no gradient passes {listed(list(readers_of))}" if readers_of else ""),

@@ -48,8 +48,9 @@ def test_the_reason_is_named(node: str, text: str) -> None:
 
 def test_a_parameter_that_only_such_a_node_reads() -> None:
     model = parse("g (float[4,3] x) => (float[4,3] y) { r = Round (w)  y = Mul (x, r) }", w=_W)
-    with pytest.raises(ModelError, match=r"no node of the model reads .* no gradient passes Round '"):
+    with pytest.raises(ModelError, match=r"no node of the model reads .* no gradient passes Round '") as refused:
         build_training_graph(model, loss="mean:y")
+    assert "ckplan.export" in str(refused.value.hint)
 
 
 def test_some_parameters_cut_off_are_noted_with_the_node() -> None:
