@@ -19,6 +19,7 @@ from ckplan.planner.search import within
 from ckplan.planner.shave import shave
 from ckplan.planner.strategies import STRATEGIES, auto
 from ckplan.planner.strategies.auto import Auto
+from ckplan.planner.strategies.auto_stages import stages_of
 from ckplan.planner.strategies.exact import Exact
 from tests.planner.problems import problems, uneven_chain
 
@@ -44,9 +45,9 @@ def test_no_other_strategy_is_cheaper(problem: Problem, share: float) -> None:
 def test_more_is_tried_where_a_bound_leaves_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_graph(322, most=500)
     budget = int(0.6 * peak_of(problem, best_order(problem)))
-    monkeypatch.setattr(auto, "_OFTEN_REBUILT", 0)
+    monkeypatch.setattr(auto, "stages_of", lambda *asked: replace(stages_of(*asked), rebuilt=0))
     found = cost(problem, "auto", budget)
-    monkeypatch.setattr(auto, "_LONGER", 0)
+    monkeypatch.setattr(auto, "stages_of", lambda *asked: replace(stages_of(*asked), searched=0, rebuilt=0))
     assert found < cost(problem, "auto", budget)
 
 

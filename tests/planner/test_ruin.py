@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -21,6 +22,7 @@ from ckplan.planner.ruin import rebuilt
 from ckplan.planner.search import improve, segmented_schedules
 from ckplan.planner.strategies import auto
 from ckplan.planner.strategies.auto import Auto
+from ckplan.planner.strategies.auto_stages import stages_of
 from tests.planner.problems import problems
 
 
@@ -61,7 +63,7 @@ def test_what_auto_finds_is_rebuilt_where_a_bound_leaves_a_gap(monkeypatch: pyte
     problem = random_graph(322, most=500)
     budget = int(0.45 * peak_of(problem, best_order(problem)))
     found = Auto().solve(problem, budget).cost
-    monkeypatch.setattr(auto, "_OFTEN_REBUILT", 0)
+    monkeypatch.setattr(auto, "stages_of", lambda *asked: replace(stages_of(*asked), rebuilt=0))
     assert found < Auto().solve(problem, budget).cost
 
 
@@ -71,34 +73,35 @@ def test_a_layered_graph_of_a_thousand_ops_is_rebuilt_for_less_than_eviction_fin
     problem = layered_dag(1000)
     budget = int(0.35 * peak_of(problem, best_order(problem)))
     found = Auto().solve(problem, budget).cost
-    monkeypatch.setattr(auto, "_RECREATED_ONLY", range(0))
+    monkeypatch.setattr(auto, "stages_of", lambda *asked: replace(stages_of(*asked), rebuilt=0))
     assert found < Auto().solve(problem, budget).cost - 0.003 * problem.cost  # +14.7 % and +15.2 %
 
 
 @pytest.mark.parametrize(
-    ("problem", "expected"),
-    [(layered_dag(1000), {"evicted": 8, "rebuilt": 36}), (transformer(1000), {"evicted": 16})],
+    ("problem", "is_rebuilt"),
+    [(layered_dag(1000), True), (transformer(1000), False)],
     ids=["a gap is left", "the bound is near"],
 )
-def test_of_a_thousand_ops_fewer_schedules_are_evicted_where_others_are_rebuilt(
-    monkeypatch: pytest.MonkeyPatch, problem: Problem, expected: dict[str, int]
+def test_schedules_are_rebuilt_only_where_a_bound_leaves_a_gap(
+    monkeypatch: pytest.MonkeyPatch, problem: Problem, is_rebuilt: bool
 ) -> None:
-    asked: dict[str, int] = {}
-
-    def improving(
-        problem: Problem, found: list[int], budget: int, order: list[int], steps: int, *_: float
-    ) -> list[int]:
-        asked["evicted"] = steps
-        return found
+    asked: list[int] = []
 
     def rebuilding(problem: Problem, found: list[int], budget: int, steps: int, *_: float) -> list[int]:
-        asked["rebuilt"] = steps
+        asked.append(steps)
         return found
 
-    monkeypatch.setattr(auto, "improve", lambda *arguments, hopeless: improving(*arguments))
     monkeypatch.setattr(auto, "rebuilt", rebuilding)
     Auto(steps=16).solve(problem, peak_of(problem, best_order(problem)) // 2)
-    assert asked == expected
+    assert asked == ([stages_of(problem, 16).rebuilt] if is_rebuilt else [])
+
+
+@pytest.mark.parametrize("ops", [100, 300, 600, 1000, 3000])
+def test_of_many_ops_fewer_schedules_are_evicted_where_others_are_rebuilt(ops: int) -> None:
+    stages = stages_of(transformer(ops), 16)
+    assert (stages.rebuilt > 0) == (ops <= 2000)
+    assert (stages.improved < 16) == (ops == 1000)
+    assert (stages.searched > 0) == (ops != 1000)
 
 
 @pytest.mark.parametrize(("ops", "fewer"), [(1000, True), (300, False)])

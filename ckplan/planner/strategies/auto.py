@@ -21,6 +21,7 @@ from ckplan.planner.retain import retain
 from ckplan.planner.ruin import rebuilt
 from ckplan.planner.search import improve
 from ckplan.planner.shave import shave
+from ckplan.planner.strategies.auto_stages import SMALL, stages_of
 from ckplan.planner.strategies.base import Strategy, one_more_forward
 from ckplan.planner.strategies.chen import Chen
 from ckplan.planner.strategies.evict import Evict
@@ -47,8 +48,6 @@ _THOROUGH: tuple[tuple[Strategy, int], ...] = (
     (LowerSets(), 100),
 )
 """Those that take some tenths of a second for graphs of so many ops; of larger ones they are not asked."""
-_SMALL = 400
-"""Ops of the largest graph for which the local search takes longer, and `evict` and less overhead are tried as well."""
 _REFUSED = 2_000
 """Ops of the largest graph for which `evict` is asked where nothing else was found."""
 _MOST_REPEATABLE = 160
@@ -69,20 +68,8 @@ _AGAIN = {2: 0.009}
 """The same for going on at the budget itself with what was found there."""
 _NOTICED = 5e-3
 """The gap between cost and bound, in the cost of a step, for which more schedules are tried."""
-_LONGER = 5_000
-"""How many times as many, divided by the ops of the graph: some tenths of a second for graphs of all sizes."""
-_REBUILT = 2_000_000
-"""How many times as many are tried by ruin and recreate (see `ruin`), divided by the square of the ops of the graph."""
-_OFTEN_REBUILT = 5
-"""The same for small graphs."""
-_MOST_OPS_IN_TURNS = 900
-"""Ops of the largest graph for which eviction and ruin and recreate take turns at the neighbourhood of a schedule."""
-_RECREATED_ONLY = range(_MOST_OPS_IN_TURNS + 1, 2_000 + 1)
-"""How many ops graphs have that are left to ruin and recreate: eviction finds less for them in the same time."""
-_REBUILT_OF_MANY, _EVICTED_OF_MANY = 2.25, 0.5
-"""How many times as many schedules are tried for these by ruin and recreate, and by a short eviction before it."""
 _TURNS = 2
-"""How often both are tried in turns."""
+"""How often schedules are rebuilt and eviction searches on, in turns."""
 _HOPELESS = 6
 """How often eviction may fail there at what is less than the budget until it is not asked for that any more."""
 _RUNG = 1.01
@@ -184,36 +171,24 @@ class Auto(Strategy):
 
     def _cheapest(self, problem: Problem, budget: int, effort: Effort, most_cost: float) -> list[int] | None:
         """The cheapest schedule within a budget that is found, with what is dear about it recreated."""
+        stages = stages_of(problem, self.steps)
+        effort.steps = stages.improved
         found = self._finished_cheapest(problem, budget, effort, most_cost)
-        count = len(problem.ops)
-        steps = int(self.steps * min(_OFTEN_REBUILT, _REBUILT / count**2)) if count <= _MOST_OPS_IN_TURNS else 0
-        if count in _RECREATED_ONLY:
-            steps = int(self.steps * _REBUILT_OF_MANY)
-        if found is None or not steps or effort.over:
+        if found is None or not stages.rebuilt or effort.over or not self._leaves_gap(problem, budget, found):
             return found
-        leaves_gap = self._leaves_gap(problem, budget, found)
         try:
-            if count in _RECREATED_ONLY:
-                effort.steps = int(self.steps * (_EVICTED_OF_MANY if leaves_gap else 1))
-                found = self._improved(problem, found, budget, effort)
-            if not leaves_gap:
-                return found
-            found = rebuilt(problem, found, budget, steps, effort.seed, effort.deadline)
+            found = rebuilt(problem, found, budget, stages.rebuilt, effort.seed, effort.deadline)
             for turn in range(1, _TURNS + 1):
                 # From what was found since, eviction may come to what it did not come to before.
                 evicted = self._searched(problem, budget, found, effort, turn)
                 if problem.schedule_cost(evicted) < problem.schedule_cost(found):
-                    found = rebuilt(problem, evicted, budget, steps, effort.seed + turn, effort.deadline)
+                    found = rebuilt(problem, evicted, budget, stages.rebuilt, effort.seed + turn, effort.deadline)
         except KeyboardInterrupt:
             effort.interrupted = True
         return found
 
     def _finished_cheapest(self, problem: Problem, budget: int, effort: Effort, most_cost: float) -> list[int] | None:
         """The cheapest schedule within a budget: of the other strategies', improved, and where it is small finished."""
-        if len(problem.ops) <= _SMALL:
-            effort.steps = effort.steps * 5 // 2  # as many as `search` tries
-        elif len(problem.ops) in _RECREATED_ONLY:
-            effort.steps = 0  # what comes of all this is improved, and rebuilt
         found = cheapest(problem, budget, effort, most_cost=most_cost)
         other = self._cheapest_of_others(problem, budget, effort, _cost(problem, found, most_cost))
         if other is not None:
@@ -222,7 +197,7 @@ class Auto(Strategy):
             found = self._searched(problem, budget, found, effort)
         found, settled = self._finished(problem, budget, found, effort, most_cost)
         # Near the lowest peak a plan that eviction makes for less memory may cost less than all those for the budget.
-        if not effort.over and len(problem.ops) <= (_REFUSED if found is None else _SMALL):
+        if not effort.over and len(problem.ops) <= (_REFUSED if found is None else SMALL):
             cheaper = Evict().cheaper(problem, budget, _cost(problem, found, most_cost))
             if cheaper is not None:
                 found = self._improved(problem, retain(problem, cheaper, budget), budget, effort)
@@ -237,7 +212,7 @@ class Auto(Strategy):
         The search is led by what a schedule may cost, and more room may lead it to a worse place.
         """
         found = lowest(problem, self._most_cost(problem), effort)
-        if len(problem.ops) > _SMALL:
+        if len(problem.ops) > SMALL:
             return found
         steps = math.ceil(math.log(max(self.overhead, _ROUNDING), _OVERHEAD_STEP)) - 1
         for step in range(steps, steps - _OVERHEADS, -1):
@@ -258,8 +233,7 @@ class Auto(Strategy):
 
     def _searched(self, problem: Problem, budget: int, found: list[int], effort: Effort, turn: int = 0) -> list[int]:
         """A schedule, improved for longer where a bound leaves a gap that is worth it."""
-        count = len(problem.ops)
-        steps = 0 if count in _RECREATED_ONLY else self.steps * _LONGER // count
+        steps = stages_of(problem, self.steps).searched
         if not steps or not self._leaves_gap(problem, budget, found):
             return found
         hopeless = _HOPELESS if turn else 0
@@ -342,7 +316,7 @@ class Auto(Strategy):
         best: list[int] | None = None
         if peak_of(problem, orders(problem)[0]) <= budget:
             return None
-        least = problem.cost + (least_overhead(problem, budget) if len(problem.ops) <= _SMALL else 0.0)
+        least = problem.cost + (least_overhead(problem, budget) if len(problem.ops) <= SMALL else 0.0)
         thorough = (strategy for strategy, most_ops in _THOROUGH if len(problem.ops) <= most_ops)
         for strategy in (*_QUICK, *thorough):
             if effort.over or most_cost <= least * (1 + _ROUNDING):
