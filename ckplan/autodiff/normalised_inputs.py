@@ -54,7 +54,7 @@ def _readers(node: ir.Node, wanted: Container[ir.Value], held: Container[ir.Valu
     if y.dtype != ir.DataType.FLOAT or static_shape(y) is None or y in held or y.is_graph_output() or not size_of(y):
         return []
     rank, width = len(shape_of(y)), shape_of(y)[-1]
-    if attr_int(node, "axis", -1) % rank != rank - 1 or any(stored(value) is None for value in affine):
+    if attr_int(node, "axis", -1) % rank != rank - 1 or not all(_is_row(value, width) for value in affine):
         return []
     trained = any(value in wanted for value in affine)
     readers, columns = [], 0
@@ -71,6 +71,11 @@ def _readers(node: ir.Node, wanted: Container[ir.Value], held: Container[ir.Valu
             return []
         readers.append(_Reader(product, shift, bias))
     return readers if size_of(y) >= ROWS * columns * width else []
+
+
+def _is_row(value: ir.Value, width: int) -> bool:
+    """Whether a value is an initializer with a number for each column, the same for all rows."""
+    return stored(value) is not None and size_of(value) == width == shape_of(value)[-1]
 
 
 def _scale(op: Builder, node: ir.Node, readers: list[_Reader]) -> None:

@@ -28,6 +28,7 @@ def model_of(nodes: str) -> ir.Model:
     text = f"g (float[8,10,4] x) => (float loss) {{ z = Exp(x) {nodes} q = Tanh(y) loss = ReduceSum<keepdims=0>(q) }}"
     arrays = {"w": values(4, 6), "v": values(6, 4, seed=1), "s": values(4, seed=2), "t": values(4, seed=3)}
     arrays |= {"b": values(6, seed=4), "c": values(6, seed=5), "d": values(10, 4, seed=6), "u": values(8, 6, seed=7)}
+    arrays |= {"f": values(1, seed=9)}
     single = {name: array.astype(np.float32) for name, array in arrays.items()}
     return parse(text, **single, wide=np.asarray([8, 5, 8]))
 
@@ -89,8 +90,10 @@ def test_weights_are_scaled(nodes, wrt, many, monkeypatch: pytest.MonkeyPatch):
         (f"{NORM} {LINEAR}", "bst"),
         (f"n = LayerNormalization<axis=1>(z, d, d) {LINEAR}", "wb"),
         (f"{NORM} r = Reshape(n, wide) h = MatMul(r, u) y = Add(h, b)", "wb"),
+        (f"n = LayerNormalization(z, f, t) {LINEAR}", "wbft"),
+        (f"n = LayerNormalization(z, s, d) {LINEAR}", "wbsd"),
     ],
-    ids=["another-reader", "no-bias", "frozen-weight", "two-axes", "another-row"],
+    ids=["another-reader", "no-bias", "frozen-weight", "two-axes", "another-row", "one-number", "row-by-row"],
 )
 def test_others_are_left_alone(nodes, wrt):
     assert not is_plain(norm_of(training_of(model_of(nodes), wrt)))
