@@ -119,6 +119,8 @@ def test_group_normalization(shape, groups):
         ((3, 4, 6), (1,), (6,), {}),
         ((2, 6), (6,), (6,), {"axis": -1}),
         ((2, 1), (1,), (1,), {}),
+        ((6, 6), (6, 1), (6, 1), {}),  # as many numbers as a row has, one for each row
+        ((2, 4, 6), (6,), (4, 6), {"axis": 1}),
     ],
 )
 def test_layer_normalization(shape, scale, bias, attributes):
@@ -174,7 +176,7 @@ def layer_norm_with_statistics(arrays: list[Array], results: list[str]) -> onnx.
 @pytest.mark.usefixtures("_rows")
 @pytest.mark.parametrize(
     ("shape", "scale", "attributes"),
-    [((3, 4, 6), (6,), {}), ((3, 4, 6), (4, 6), {"axis": 1, "epsilon": 0.1}), ((3, 6), (1,), {})],
+    [((3, 4, 6), (6,), {}), ((3, 4, 6), (4, 6), {"axis": 1, "epsilon": 0.1}), ((3, 6), (1,), {}), ((6, 6), (6, 1), {})],
 )
 def test_rms_normalization(shape, scale, attributes):
     check_gradient(node_model("RMSNormalization", values(*shape), values(*scale, seed=1), opset=23, **attributes))

@@ -137,13 +137,13 @@ def _normalization(
     centred = x if mean is None else affine(op, x, None, op.Neg(mean)) if short else op.Sub(x, mean)
     dx = dscale = dbias = along = offset = scaled = None
     if g is not None:
-        wide_scale = _wide(op, scale)
+        wide_scale, by_place = _wide(op, scale), _is_by_place(shape_of(scale), shape_of(x), axes)
         dbias = op.sum_to_shape(g, shape_of(bias)) if bias is not None and op.wants(bias) else None
         product = op.Mul(g, centred)
-        dscale = _by_scale(op, product, inverse, shape_of(scale), count) if op.wants(scale) else None
+        dscale = _by_scale(op, product, inverse, scale, count if by_place else None) if op.wants(scale) else None
     if op.wants(source):
         if g is not None:
-            along = _negative_row_means(op, product, wide_scale, axes, count)
+            along = _negative_row_means(op, product, wide_scale, axes, count, by_place)
             scaled = _by_columns(op, g, wide_scale, count) if short else op.Mul(g, wide_scale)
             offset = None if mean is None else op.Mul(op.reduce_sum(scaled, axes), -1.0 / count)
         if dinverse is not None:
@@ -160,13 +160,28 @@ def _normalization(
     return [None if result is None else op.cast(result, kind) for result in results]
 
 
-def _by_scale(op: Builder, product: ir.Value, inverse: ir.Value, shape: tuple[int, ...], count: int) -> ir.Value:
-    """Emit the gradient of the scale, the sum over the rows of ``dy (x - mean)`` times ``inverse``."""
-    if math.prod(shape) == count:
+def _is_by_place(scale: Sequence[int], x: Sequence[int], axes: Sequence[int]) -> bool:
+    """Whether a scale has a number for each place in a row, the same for all rows; others are stretched over both."""
+    return (*[1] * (len(x) - len(scale)), *scale) == tuple(n if axis in axes else 1 for axis, n in enumerate(x))
+
+
+def _by_scale(op: Builder, product: ir.Value, inverse: ir.Value, scale: ir.Value, places: int | None) -> ir.Value:
+    """Emit the gradient of the scale, the sum over the rows of ``dy (x - mean)`` times ``inverse``.
+
+    Args:
+        op: the builder.
+        product: ``dy (x - mean)``.
+        inverse: a number for each row.
+        scale: for its shape.
+        places: how many numbers it has, if it has one for each place in a row.
+    """
+    if places is not None:
         # A product with a row of numbers weighs and adds in one pass.
         rows = size_of(inverse)
-        return op.reshape(op.MatMul(op.reshape(inverse, [1, rows]), op.reshape(product, [rows, count])), shape)
-    return op.sum_to_shape(op.Mul(product, inverse), shape)
+        return op.reshape(
+            op.MatMul(op.reshape(inverse, [1, rows]), op.reshape(product, [rows, places])), shape_of(scale)
+        )
+    return op.sum_to_shape(op.Mul(product, inverse), shape_of(scale))
 
 
 def _rest(op: Builder, centred: ir.Value, slope: ir.Value | None, start: ir.Value | None) -> ir.Value | None:
@@ -196,11 +211,13 @@ def _by_columns(op: Builder, value: ir.Value, scale: ir.Value, count: int) -> ir
     return op.reshape(product, shape_of(value))
 
 
-def _negative_row_means(op: Builder, value: ir.Value, scale: ir.Value, axes: Sequence[int], count: int) -> ir.Value:
+def _negative_row_means(
+    op: Builder, value: ir.Value, scale: ir.Value, axes: Sequence[int], count: int, by_place: bool
+) -> ir.Value:
     """Emit less the mean over the axes of ``value * scale``: a product with a vector, no activation in between."""
     shape = shape_of(value)
     kept = [1 if axis in axes else size for axis, size in enumerate(shape)]
-    if math.prod(shape_of(scale)) == count:
+    if by_place:
         # The row on the left takes two thirds of the time of a column on the right.
         row = op.reshape(op.Mul(scale, -1.0 / count), [1, count])
         return op.reshape(op.Gemm(row, op.reshape(value, [math.prod(kept), count]), transB=1), kept)
