@@ -23,6 +23,7 @@ from ckplan.pipeline.goal import ANY
 from ckplan.pipeline.step import Progress
 from ckplan.planner.strategies import Strategy, parse_strategy
 from ckplan.planner.strategies.exact import Exact
+from ckplan.runtime.cpu import CPU
 from ckplan.runtime.occupancy import Occupancy
 from ckplan.runtime.sizes import bytes_of
 from ckplan.version import __version__
@@ -186,13 +187,13 @@ def _recomputed(model: ir.Model) -> dict[str, int]:
 
 
 def _measured(path: Path, model: ir.Model, made: bool, device: str) -> Measured:
-    """Run what was simulated; on one thread, since more of them take more memory."""
+    """Run what was simulated, on as many threads: more of them take more memory."""
     with scratch_folder(model) as folder:
         file = path
         if made:
             file = folder / path.name
             save(model, file)
-        found = measure(file, device=device, runs=1, threads=1, heap=False)
+        found = measure(file, device=device, runs=1, threads=CPU.threads, heap=False)
     if found.peak_activations is None or found.peak_total is None:
         raise EnvironmentUnavailableError(
             f"onnxruntime {found.onnxruntime} tells nothing of the memory that {path.name} takes",

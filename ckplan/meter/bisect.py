@@ -177,7 +177,7 @@ def smallest_arena(
                 f"onnxruntime {variant['version']} does not report memory in use, so there is nothing to start from",
                 "install onnxruntime 1.31 or later",
             )
-        simulated = _simulated(folder / "executed.onnx", model, variant["runs"][0], chosen, variant["device"])
+        simulated = _simulated(folder / "executed.onnx", model, variant["runs"][0], chosen, variant["device"], threads)
         provider = CUDA if variant["device"] == "cuda" else CPU
         first, steady = (_most(variant["runs"][index], provider) for index in (0, -1))
 
@@ -219,13 +219,13 @@ def _runs(request: Mapping[str, Any], limit: int, pattern: bool) -> bool:
 
 
 def _simulated(
-    file: Path, model: ir.Model, run: Mapping[str, Sequence[Any]], inputs: Inputs, device: str
+    file: Path, model: ir.Model, run: Mapping[str, Sequence[Any]], inputs: Inputs, device: str, threads: int | None
 ) -> Allocations | None:
     """What the run asked of its allocator, where that can be told."""
     if device != "cpu":
         return None
     try:
-        problem, order, shapes, _ = replayed(executed_graph(file, model), run, inputs.arrays)
+        problem, order, shapes, _ = replayed(executed_graph(file, model), run, inputs.arrays, threads=threads)
         return allocations(problem, order, shapes, pattern=has_memory_pattern(model.graph))
     except (CkplanError, ValueError):
         return None

@@ -48,6 +48,7 @@ def look_inside(
     fed: Mapping[str, Array],
     facts: FileFacts,
     device: str = "cpu",
+    threads: int | None = None,
 ) -> Inside:
     """Simulate what ran, and find what was alive at the measured peak.
 
@@ -58,12 +59,13 @@ def look_inside(
         fed: the inputs.
         facts: what the file itself says.
         device: where it ran.
+        threads: on which kernels ran, if that was said; else as many as plans are made for.
 
     Raises:
         ValueError: the graph is not the one that ran, or cannot be simulated.
     """
     nodes = list(executed.graph)
-    problem, order, shapes, places = replayed(executed, run, fed, device)
+    problem, order, shapes, places = replayed(executed, run, fed, device, threads)
     simulated = simulate(problem, order, shapes).steps
     # A node inside of a body ends before the node that holds the body, and counts as that one.
     ran = list(accumulate((place is not None for place in places), initial=0))
@@ -98,7 +100,11 @@ def look_inside(
 
 
 def replayed(
-    executed: ir.Model, run: Mapping[str, Sequence[Any]], fed: Mapping[str, Array], device: str = "cpu"
+    executed: ir.Model,
+    run: Mapping[str, Sequence[Any]],
+    fed: Mapping[str, Array],
+    device: str = "cpu",
+    threads: int | None = None,
 ) -> tuple[Problem, list[int], list[Hashable | None], list[int | None]]:
     """What ran, as numbers: the problem, the schedule, what dead buffers are handed on by, and the op of each event.
 
@@ -107,13 +113,15 @@ def replayed(
         run: the events of one run, as `ckplan.meter.counters.split_runs` has them.
         fed: the inputs.
         device: where it ran.
+        threads: see `look_inside`.
 
     Raises:
         ValueError: the graph is not the one that ran.
     """
     places = aligned(list(executed.graph), run["name"], run["op"])
     _learn(executed, list(executed.graph), places, run["made"], fed)
-    problem = problem_of(executed, RUNTIMES[device])
+    runtime = RUNTIMES[device]
+    problem = problem_of(executed, replace(runtime, threads=threads or runtime.threads))
     shapes = shape_classes(executed.graph, problem)
     order = [place for place in places if place is not None]
     return _in_place_where_known(problem, shapes), order, shapes, places

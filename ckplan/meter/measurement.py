@@ -208,7 +208,7 @@ def measured(
     looked = None
     if inside and told is not None:
         progress(f"reading what onnxruntime made of {name}")
-        looked, note = _inside(model, executed, variants[0]["runs"][0], told, inputs, facts, plain["device"])
+        looked, note = _inside(model, executed, variants[0]["runs"][0], told, inputs, facts, request)
         notes.extend([note] if note else [])
     notes.extend(_notes_on_device(plain, looked))
     kept = load_arrays(outputs, mapped=True)
@@ -329,11 +329,12 @@ def _inside(
     counters: Counters,
     inputs: Inputs,
     facts: FileFacts,
-    device: str,
+    request: Mapping[str, Any],
 ) -> tuple[Inside | None, str]:
     """The executed graph, or why it cannot be had: the measurement stands without it."""
     try:
-        return look_inside(executed_graph(executed, model), run, counters, inputs.arrays, facts, device), ""
+        graph, (device, threads) = executed_graph(executed, model), (request["device"], request["threads"])
+        return look_inside(graph, run, counters, inputs.arrays, facts, device, threads), ""
     except CkplanError as error:
         reason = str(error)
     except ValueError as error:

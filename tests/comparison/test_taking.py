@@ -13,8 +13,10 @@ import ckplan
 from ckplan.comparison import Settings, take
 from ckplan.comparison.taking import fingerprint_of
 from ckplan.errors import EnvironmentUnavailableError, InfeasibleError, UsageError
+from ckplan.meter import measure
 from ckplan.model.read import read
 from tests.cli.conftest import write_model
+from tests.meter.test_inside import write_convolution
 
 
 def write_convolutions(path: Path) -> Path:
@@ -114,3 +116,13 @@ def test_a_model_of_which_no_node_runs_has_no_measured_peak(tmp_path: Path) -> N
         EnvironmentUnavailableError, match=r"tells nothing of the memory that constant\.onnx takes; `ckplan"
     ):
         take(path, Settings.of(inference=True), device="cpu")
+
+
+def test_what_is_measured_runs_on_as_many_threads_as_are_simulated(tmp_path: Path) -> None:
+    path = write_convolution(tmp_path / "m.onnx")
+    found, _ = take(path, Settings.of(inference=True), device="cpu")
+    assert found.measured is not None
+    assert found.measured.peak_activations == found.peak_activations
+    one = measure(path, device="cpu", runs=1, threads=1, heap=False)
+    assert one.peak_activations is not None
+    assert one.peak_activations < found.peak_activations

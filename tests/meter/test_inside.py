@@ -16,6 +16,7 @@ from ckplan.meter import measurement as module
 from ckplan.meter.gap import widest_gap
 from ckplan.meter.inside import aligned
 from ckplan.planner.timeline import Moment, Timeline
+from ckplan.runtime.cpu import THREADS
 from tests.meter.models import ACTIVATION, BATCH, WIDTH, chain, floats, save
 
 LAYERS = 6
@@ -47,7 +48,7 @@ def test_of_a_planned_file_what_it_promises_is_expected(name: str, tmp_path: Pat
     path = tmp_path / "planned.onnx"
     sample = Path(__file__).parents[2] / "sample_models" / f"{name}.onnx"
     planned = ckplan.rewrite(sample, strategy="memory", dims={"batch": 4}, output=path)
-    found = measure(path, device="cpu", runs=1, threads=1, heap=False, inside=True)
+    found = measure(path, device="cpu", runs=1, threads=THREADS, heap=False, inside=True)
     assert found.inside is not None
     assert found.counters is not None
     expected, measured = found.inside.expected, found.counters.timeline
@@ -55,6 +56,26 @@ def test_of_a_planned_file_what_it_promises_is_expected(name: str, tmp_path: Pat
     steps = zip(measured.steps, expected.steps, found.inside.workspaces, strict=True)
     assert len({m.live - e.live for m, e, workspace in steps if not workspace}) == 1  # labels, which are fed
     assert sum(tensor.bytes for tensor in found.inside.alive if tensor.held) < 4096
+
+
+def write_convolution(path: Path) -> Path:
+    """A convolution that takes a workspace for each thread, and nothing else of its size."""
+    weight = numpy_helper.from_array(np.ones((4, 4, 3, 3), np.float32), "w")
+    inputs = [floats("x", 1, 4, 64, 64), floats("w", 4, 4, 3, 3)]
+    nodes = [
+        helper.make_node("Exp", ["x"], ["e"], "exp"),  # of the first node no workspace is seen
+        helper.make_node("Conv", ["e", "w"], ["c"], "conv", pads=[1, 1, 1, 1]),
+        helper.make_node("ReduceSum", ["c"], ["y"], "sum", keepdims=0),
+    ]
+    return save(path, nodes, inputs, [floats("y")], [weight])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_workspaces_are_those_of_the_threads_that_ran(threads: int, tmp_path: Path) -> None:
+    path = write_convolution(tmp_path / "m.onnx")
+    found = measure(path, device="cpu", runs=1, threads=threads, heap=False, inside=True)
+    assert found.inside is not None
+    assert found.inside.expected.peak_activations == found.peak_activations
 
 
 def test_the_tensors_alive_at_the_peak_make_it_up(kept: Measurement) -> None:
