@@ -116,18 +116,7 @@ class Trainer:
         self.samples = len(next(iter(self._data.values()), ()))
         labels = self.step.inputs.items()
         self._ignored = {name: spec.ignored for name, spec in labels if spec.is_label and spec.ignored is not None}
-        self.batch = self.step.batch if batch is None else batch
-        check_number("the batch", self.batch, whole=True)
-        if self.batch < 1 or self.batch % self.step.batch:
-            raise UsageError(
-                f"an update of {self.batch} samples is not a multiple of the file's batch, {self.step.batch}",
-                f"give a multiple of {self.step.batch}",
-            )
-        if self.samples < self.batch:
-            raise UsageError(
-                f"{where} has {self.samples} sample(s), and an update takes {self.batch}",
-                "give more, or a smaller batch",
-            )
+        self.batch = self._checked_batch(batch, where)
         self._schedule = parse_schedule(schedule)
         self._stepper = stepper(self.step, self.batch // self.step.batch, optimizer, clip_norm)
         self._rate = self._default_rate(optimizer) if learning_rate is None else learning_rate
@@ -148,22 +137,44 @@ class Trainer:
         self._asked = partial(asked_for, self._rate, self._schedule, made_by, clip_norm, int(seed), held)
         if patience is not None and eval_data is None:
             raise UsageError("`--patience` needs data to judge by", "give --eval-data")
-        if model is not None and eval_data is None:
-            raise UsageError("`--model` is scored on data of its own", "give --eval-data, or leave it out")
         self._patience = patience
-        self._evaluation = None
-        if eval_data is not None:
-            if model is None:
-                raise UsageError("`--eval-data` needs the model that the step was made from", "give --model MODEL")
-            other, there = _arrays(eval_data, "the evaluation data")
-            self._evaluation = Evaluation(self.step, path_of("the model", model), other, there)
-            self._idle += idle_arrays(other, self.step.inputs, there)
+        self._evaluation = self._scored_on(model, eval_data)
         self._bar = partial(bar, wanted=progress, colour=colour)
         self._rng = np.random.default_rng(seed)
         self._scale = DynamicLossScale()
         self._skipped = 0
         self.state = State(scale=self._scale.scale, samples=self.samples, batch=self.batch)
         self._stepper.open(0)
+
+    def _checked_batch(self, batch: int | None, where: str) -> int:
+        """Samples of an update: as asked for, or those of the file, of which they are a multiple."""
+        chosen, least = self.step.batch if batch is None else batch, self.step.batch
+        check_number("the batch", chosen, whole=True)
+        if chosen < 1 or chosen % least:
+            raise UsageError(
+                f"an update of {chosen} samples is not a multiple of the file's batch, {least}",
+                f"give a multiple of {least}",
+            )
+        if self.samples < chosen:
+            raise UsageError(
+                f"{where} has {self.samples} sample(s), and an update takes {chosen}", "give more, or a smaller batch"
+            )
+        return chosen
+
+    def _scored_on(
+        self, model: str | os.PathLike[str] | None, data: Data | str | os.PathLike[str] | None
+    ) -> Evaluation | None:
+        """What scores the model after each epoch, if there are data for that; what they hold besides is noted."""
+        if data is None:
+            if model is not None:
+                raise UsageError("`--model` is scored on data of its own", "give --eval-data, or leave it out")
+            return None
+        if model is None:
+            raise UsageError("`--eval-data` needs the model that the step was made from", "give --model MODEL")
+        given, where = _arrays(data, "the evaluation data")
+        evaluation = Evaluation(self.step, path_of("the model", model), given, where)
+        self._idle += idle_arrays(given, self.step.inputs, where)
+        return evaluation
 
     @property
     def weights(self) -> dict[str, Array]:
