@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ckplan.autodiff.optimizers import OPTIMIZERS, Optimizer, add_optimizer, parse_optimizer
-from ckplan.autodiff.training_graph import TrainingGraph, build_training_graph
+from ckplan.autodiff.record import TrainingGraph
+from ckplan.autodiff.training_graph import build_training_graph
 
 __all__ = [
     "OPTIMIZERS",

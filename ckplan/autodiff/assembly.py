@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass
@@ -14,12 +13,10 @@ from ckplan.autodiff.builder import FORWARD, Builder
 from ckplan.autodiff.loss_scale import finished_type
 from ckplan.autodiff.presence import there
 from ckplan.autodiff.reading import shape_of
+from ckplan.autodiff.record import TrainingGraph
 from ckplan.autodiff.regions import told
 from ckplan.keys import PHASE
 from ckplan.model.traits import is_backward
-
-if TYPE_CHECKING:
-    from ckplan.autodiff.training_graph import TrainingGraph
 
 #: Called with a forward node and the gradient nodes that were appended for it.
 Callback = Callable[[ir.Node, Sequence[ir.Node]], None]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import onnx_ir as ir
 
@@ -39,6 +38,7 @@ from ckplan.autodiff.paths import prune
 from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised, stored_notes
 from ckplan.autodiff.racing_updates import update_in_turn
 from ckplan.autodiff.reading import is_floating
+from ckplan.autodiff.record import TrainingGraph
 from ckplan.autodiff.regions import OFF, Chunks, Pieces, Region, refuse_idle, told
 from ckplan.autodiff.reshapes import join_reshapes
 from ckplan.autodiff.subpixels import interleave_convolutions
@@ -58,38 +58,6 @@ from ckplan.model.own_files import forget_training
 from ckplan.model.torch_files.detached import detached_inputs
 
 Unused = Literal["absent", "zero"]
-
-
-@dataclass(frozen=True)
-class TrainingGraph:
-    """A model that computes a loss and its gradients.
-
-    Attributes:
-        model: outputs the loss (of several losses their sum, then each), then the tensors whose gradients are given,
-            then the gradients of the parameters in their order, then those of inputs and activations, then new running
-            statistics; with an optimizer, see :func:`ckplan.autodiff.optimizers.add_optimizer`. The parameters
-            are initializers and graph inputs at once, so that onnxruntime does not take them for constants and a
-            caller may feed new ones.
-        loss: name of the loss; without a loss, of the first tensor whose gradient is given.
-        gradients: name of the gradient by name of the parameter.
-        description: what the loss is, for people.
-        notes: what was decided on the way and may surprise.
-        updates: name of the output with the new value by name of the input that takes it in the next step: running
-            statistics, and with an optimizer parameters and states.
-        retained: name of the gradient by name of the graph input or activation.
-        loss_scale: the factor in the backward pass, or the name of the input that holds it; empty without scaling.
-        regions: what runs in pieces, or could.
-    """
-
-    model: ir.Model
-    loss: str
-    gradients: dict[str, str]
-    description: str
-    notes: tuple[str, ...] = ()
-    updates: dict[str, str] = field(default_factory=dict)
-    retained: dict[str, str] = field(default_factory=dict)
-    loss_scale: str = ""
-    regions: tuple[Region, ...] = ()
 
 
 def build_training_graph(
@@ -235,7 +203,7 @@ def build_training_graph(
     notes += told(masks)
     notes += relabel(model)  # what needed a newer one may have been inlined
     _feed(graph, parameters, running)
-    made = _recorded(
+    made = TrainingGraph.of_outputs(
         model,
         results=len(results),
         parameters=parameters,
@@ -257,38 +225,6 @@ def _feed(graph: ir.Graph, parameters: Sequence[ir.Value], running: Iterable[ir.
         if str(parameter.name) not in graph.initializers:  # nothing reads it
             graph.register_initializer(parameter)
     graph.inputs.extend((*parameters, *running))
-
-
-def _recorded(
-    model: ir.Model,
-    *,
-    results: int,
-    parameters: Iterable[ir.Value],
-    retained: Iterable[str],
-    updated: Iterable[ir.Value],
-    **known: Any,
-) -> TrainingGraph:
-    """The record of a finished graph: what each of its outputs is, by their order.
-
-    Args:
-        model: whose outputs are the loss and what is kept beside it, gradients of parameters, gradients of other
-            tensors, and new running statistics.
-        results: how many the first of these are.
-        parameters: that have a gradient.
-        retained: names of the other tensors that have one.
-        updated: running statistics.
-        known: the other fields of the record.
-    """
-    names = [str(value.name) for value in model.graph.outputs]
-    outputs = iter(names[results:])
-    return TrainingGraph(
-        model,
-        loss=names[0],
-        gradients={str(parameter.name): next(outputs) for parameter in parameters},
-        retained={name: next(outputs) for name in retained},
-        updates={str(old.name): next(outputs) for old in updated},
-        **known,
-    )
 
 
 def _detach(graph: ir.Graph, anchors: Anchors, request: Request) -> bool:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.optimizers.base import Optimizer
 from ckplan.autodiff.optimizers.training_step import add_optimizer
-from ckplan.autodiff.training_graph import TrainingGraph
+from ckplan.autodiff.record import TrainingGraph
 from ckplan.errors import UsageError
 
 

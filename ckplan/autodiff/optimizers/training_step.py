@@ -17,7 +17,7 @@ from ckplan.autodiff.optimizers.base import Optimizer
 from ckplan.autodiff.optimizers.clipping import clip_factor
 from ckplan.autodiff.optimizers.rows import update_rows
 from ckplan.autodiff.reading import dtype_of, shape_of
-from ckplan.autodiff.training_graph import TrainingGraph
+from ckplan.autodiff.record import TrainingGraph
 from ckplan.errors import UsageError
 from ckplan.model.node_reads import made_by_name, reads
 
