@@ -11,12 +11,12 @@ from ckplan.autodiff.attention.grouped_heads import group_heads
 from ckplan.autodiff.attention.idle_masks import drop_idle_masks
 from ckplan.autodiff.attention.operator import write_out_attentions
 from ckplan.autodiff.attention.pieces import chunk_attentions
-from ckplan.autodiff.attention.products import multiply_attentions
 from ckplan.autodiff.attention.shown_keys import leave_out_hidden_keys
 from ckplan.autodiff.attention.softmax_guards import drop_softmax_guards
 from ckplan.autodiff.batch_statistics import outline_batch_statistics
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.columns_apart import take_columns_apart
+from ckplan.autodiff.einsums import multiply_einsums
 from ckplan.autodiff.formulas.gelus import join_gelus
 from ckplan.autodiff.formulas.rotations import join_rotations
 from ckplan.autodiff.formulas.softpluses import join_softpluses
@@ -91,7 +91,7 @@ def prepare_forward(
     op.wanted = set(wanted)  # what is trained is no constant, whatever it is before it is trained
     held = {*wanted, *targets}
     write_out_attentions(op, held)
-    multiply_attentions(op)
+    multiply_einsums(op)
     drop_idle_masks(op, held.union(left_out))
     zeroed = drop_softmax_guards(op, held.union(left_out))
     pad_in_convolutions(op, held)

@@ -1,4 +1,4 @@
-"""Attentions whose products are written as Einsum are products of matrices."""
+"""Einsums that are products of matrices are written as such."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ckplan.autodiff import build_training_graph
 from ckplan.keys import PHASE
-from tests.autodiff.gradcheck import check_gradient, infer, onnxruntime_run, values
+from tests.autodiff.gradcheck import check_gradient, infer, node_model, onnxruntime_run, values
 
 BATCH, HEADS, TOKENS, DEPTH = 2, 3, 5, 4
 LAYOUTS = {
@@ -21,10 +21,28 @@ LAYOUTS = {
     "keys first": ("bhqd", "bhkd,bhqd->bhqk", "bhqk,bhkd->bhqd"),
     "dots": ("bhqd", "...qd,...kd->...qk", "...qk,...kd->...qd"),
 }
-LEFT_ALONE = {
-    "scores that are turned": ("bhqd", "bhqd,bhkd->bhkq", "bhkq,bhkd->bhqd"),
-    "an operand summed over": ("bhqd", "bhqd,bgkd->bhqk", "bhqk,bhkd->bhqd"),
-    "heads summed over": ("bhqd", "bhqd,bhkd->bhqk", "bhqk,bhkd->bqd"),
+PRODUCTS = {
+    "matrices": ("ij,jk->ik", (3, 4), (4, 5)),
+    "turned": ("ji,kj->ki", (4, 3), (5, 4)),
+    "a dense layer of two axes": ("bnd,dhk->bnhk", (2, 5, 6), (6, 3, 4)),
+    "one with heads before tokens": ("bnd,dhk->bhnk", (2, 5, 6), (6, 3, 4)),
+    "one over two axes": ("bnhk,hkd->bnd", (2, 5, 3, 4), (3, 4, 6)),
+    "one over two axes in another order": ("bnhk,khd->bnd", (2, 5, 3, 4), (4, 3, 6)),
+    "the weight first": ("oi,bin->bon", (3, 4), (2, 4, 5)),
+    "experts": ("bec,bed->ecd", (5, 2, 3), (5, 2, 4)),
+    "what is sent to experts": ("bnec,bnd->ebcd", (2, 5, 3, 4), (2, 5, 6)),
+    "what comes back": ("bnec,ebcd->bnd", (2, 5, 3, 4), (3, 2, 4, 6)),
+    "triangles": ("bikd,bjkd->bijd", (2, 3, 4, 5), (2, 6, 4, 5)),
+    "contexts": ("bhde,bhdn->bhen", (2, 3, 4, 5), (2, 3, 4, 6)),
+    "scores that are turned": ("bqd,bkd->bkq", (2, 3, 4), (2, 5, 4)),
+    "no arrow": ("ij,jk", (3, 4), (4, 5)),
+}
+OTHERS = {
+    "by elements": ("ij,ij->ij", (3, 4), (3, 4)),
+    "an outer product": ("bi,bj->bij", (2, 3), (2, 4)),
+    "a vector": ("bnm,bm->bn", (2, 3, 4), (2, 4)),
+    "an axis of one operand summed over": ("ij,jkl->ik", (3, 4), (4, 5, 2)),
+    "a diagonal": ("iij,jk->ik", (3, 3, 4), (4, 5)),
 }
 SIZES = {"b": BATCH, "h": HEADS, "q": TOKENS, "d": DEPTH}
 
@@ -66,15 +84,26 @@ def test_einsums_of_an_attention_are_products_of_matrices(layout, between):
     assert found["MatMul"] == 2
 
 
-@pytest.mark.parametrize("layout", LEFT_ALONE.values(), ids=LEFT_ALONE)
-def test_other_einsums_stay(layout):
-    model = attention(*layout)
-    check_gradient(model, wrt=["p*"])
-    assert operators(model)["Einsum"]
+@pytest.mark.parametrize(("equation", "one", "other"), PRODUCTS.values(), ids=PRODUCTS)
+def test_einsums_that_are_products_of_matrices(equation, one, other):
+    model = node_model("Einsum", values(*one), values(*other, seed=1), equation=equation)
+    check_gradient(model)
+    made = [node.op_type for node in build_training_graph(infer(model)).model.graph]
+    assert "Einsum" not in made
+    assert made.count("MatMul") + made.count("Gemm") == 3
 
 
-def test_einsums_without_a_softmax_stay():
-    assert operators(attention(*LAYOUTS["heads before tokens"], "p = Tanh(s)"))["Einsum"] == 2
+@pytest.mark.parametrize(("equation", "one", "other"), OTHERS.values(), ids=OTHERS)
+def test_other_einsums_stay(equation, one, other):
+    model = node_model("Einsum", values(*one), values(*other, seed=1), equation=equation)
+    check_gradient(model)
+    assert "Einsum" in [node.op_type for node in build_training_graph(infer(model)).model.graph]
+
+
+@pytest.mark.parametrize("equation", [value[0] for value in PRODUCTS.values()], ids=PRODUCTS)
+def test_no_axis_need_have_more_than_one_element(equation):
+    shapes = [(1,) * len(term) for term in equation.split("->")[0].split(",")]
+    check_gradient(node_model("Einsum", values(*shapes[0]), values(*shapes[1], seed=1), equation=equation))
 
 
 def test_what_was_turned_before_is_turned_once():
