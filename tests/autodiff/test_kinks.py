@@ -95,6 +95,14 @@ def test_a_root_of_what_stays_above_zero_is_differentiated_as_ever(limit, select
     assert [node.op_type for node in training.model.graph].count("Where") == selections
 
 
+@pytest.mark.parametrize("op_type", ["Max", "Min"])
+@pytest.mark.parametrize("infinity", [np.inf, -np.inf])
+def test_equal_infinities_share_as_equal_numbers_do(op_type, infinity):
+    # As where two scores are masked, of which a softmax makes nothing.
+    found = slopes(op_type, [infinity, 1.0, 2.0], np.asarray([infinity, 1.0, 5.0]))
+    np.testing.assert_allclose(found, [0.5, 0.5, float(op_type == "Min")])
+
+
 def test_the_slope_of_prelu_counts_at_zero():
     np.testing.assert_allclose(slopes("PRelu", [0.0], np.asarray([0.3])), [0.3])
 

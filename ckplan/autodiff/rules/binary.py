@@ -139,14 +139,21 @@ def _extreme(op: Builder, node: ir.Node, g: ir.Value, half: float) -> Gradients:
         results: list[ir.Value | None] = [None, None]
         for i, (x, other) in enumerate((inputs, inputs[::-1])):
             if op.wants(x):
-                share = op.Add(op.Mul(op.Sign(op.Sub(x, other)), half), 0.5)
-                results[i] = op.sum_to_shape(op.Mul(share, g), shape_of(x))
+                results[i] = op.sum_to_shape(op.Mul(_share(op, x, other, half), g), shape_of(x))
         return results
     y = node.outputs[0]
     chosen = [op.Cast(op.Equal(x, y), to=y.dtype) for x in inputs]
     share = op.Div(g, op.Sum(*chosen))
     pairs = zip(inputs, chosen, strict=True)
     return [op.sum_to_shape(op.Mul(share, c), shape_of(x)) if op.wants(x) else None for x, c in pairs]
+
+
+def _share(op: Builder, x: ir.Value, other: ir.Value, half: float) -> ir.Value:
+    """How much of a gradient goes to x: all, half or nothing. Infinities that are equal differ by no number."""
+    if any((number := op.constant_of(value)) is not None and np.isfinite(number).all() for value in (x, other)):
+        return op.Add(op.Mul(op.Sign(op.Sub(x, other)), half), 0.5)
+    beyond = op.Cast(op.Greater(x, other) if half > 0 else op.Less(x, other), to=x.dtype)
+    return op.Add(beyond, op.Mul(op.Cast(op.Equal(x, other), to=x.dtype), 0.5))
 
 
 @rule("Where")
