@@ -1,7 +1,7 @@
-"""Every test case of the onnx package as a gradient case, each in older operator sets too, and a list of corner cases.
+"""Every test case of the onnx package as a gradient case, in older operator sets too, corner cases, and variants.
 
-    python -m benchmarks.node_tests [--sets package older corners] [--oracles] [--second] [--only conv pool] [--jobs 2]
-                                    [--list failed missing]
+    python -m benchmarks.node_tests [--sets package older corners variants] [--oracles] [--second] [--only conv pool]
+                                    [--jobs 2] [--list failed missing]
 
 Each is right, refused with a reason, wrong or a crash, or there is nobody to judge it by. A case's floats become
 parameters, a fixed random projection of all its floating outputs the loss. ckplan's gradients are compared with slopes
@@ -40,6 +40,7 @@ from tests.node_cases.check import (
 from tests.node_cases.corners import corner_cases
 from tests.node_cases.older import older_cases
 from tests.node_cases.second import check_second
+from tests.node_cases.variants import variant_cases
 
 _LIMIT = 180
 """Seconds that one case may take."""
@@ -53,7 +54,7 @@ def _stop(*_: object) -> None:
     raise _TooLong
 
 
-_SETS = {"package": all_cases, "older": older_cases, "corners": corner_cases}
+_SETS = {"package": all_cases, "older": older_cases, "corners": corner_cases, "variants": variant_cases}
 
 
 def _check(job: tuple[str, str, bool, bool]) -> Outcome:

@@ -32,6 +32,7 @@ _TRUE_IF_1 = {
     "Attention": ("is_causal",),
     **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), ("ceil_mode",)),
     "Reshape": ("allowzero",),
+    "RotaryEmbedding": ("interleaved",),
     "TopK": ("largest", "sorted"),
 }
 _DOMAINS = ("", "com.microsoft")

@@ -12,6 +12,7 @@ from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.rules import conv_data_gradient, conv_forms, conv_weight_gradient, depthwise_forms
 from ckplan.autodiff.rules.windows import Window
+from ckplan.errors import UnsupportedOperatorsError
 from tests.autodiff.gradcheck import check_gradient, check_training_graph, infer, node_model, parse, values
 from tests.autodiff.reference_operators import use_reference_operators
 
@@ -465,3 +466,11 @@ def test_the_weight_gradient_reads_what_the_input_is_joined_of(
     (joined,) = (node.outputs[0] for node in training.model.graph if node.name == "Concat_2")
     readers = [node.op_type for node, _ in joined.uses()]
     assert (readers == ["Conv"]) == (few == 1)  # narrow parts stay joined, for a product of them would be slow
+
+
+def test_a_transposed_convolution_to_less_than_its_input_is_refused():
+    # ONNX's inference leaves out the axes of such a result.
+    text = """g (double[1,1,3,3] x) => (double loss) {
+        y = ConvTranspose <output_shape = [1, 1], strides = [3, 2]> (x, w) loss = ReduceSum<keepdims = 0>(y) }"""
+    with pytest.raises(UnsupportedOperatorsError, match="its output_shape is smaller than its input"):
+        build_training_graph(parse(text, w=values(1, 2, 3, 3)), loss="loss", wrt=["w"])

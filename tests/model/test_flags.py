@@ -95,3 +95,18 @@ def test_a_bound_below_zero_is_none(tmp_path: Path) -> None:
         (tmp_path / "step.onnx").unlink()
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, -4])
+def test_trained_tables_of_a_rotation_that_is_interleaved(tmp_path: Path, number: int) -> None:
+    # Where tables are trained it is written out: any number but 0 was true there, and 1 alone is to onnxruntime.
+    text = f"""<ir_version: 10, opset_import: ["" : 23]> g (float[1,2,4,4] x) => (float[1,2,4,4] y) {{
+        y = RotaryEmbedding <interleaved = {number}> (x, w, v) }}"""
+    path = write(parse(text, {"w": normal(0, 1, 4, 2), "v": normal(1, 1, 4, 2)}), tmp_path)
+    x = normal(3, 1, 2, 4, 4)
+    (expected,) = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    training = ckplan.build_training_graph(path, loss="mean", wrt=["w", "v"])
+    save(training.model, tmp_path / "step.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "step.onnx", providers=["CPUExecutionProvider"])
+    (loss,) = session.run([training.loss], {"x": x})
+    np.testing.assert_allclose(loss, expected.mean(), rtol=1e-4, atol=1e-6)

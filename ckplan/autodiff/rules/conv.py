@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_int, attr_ints, attr_str, required_input, shape_of
-from ckplan.autodiff.registry import rule
+from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.conv_gradients import gradients
 from ckplan.autodiff.rules.conv_weight_gradient import weight_gradient
 from ckplan.autodiff.rules.windows import Window, convolution_window, pad_axes
@@ -63,7 +63,12 @@ def transposed_window(node: ir.Node, inputs: Sequence[int], outputs: Sequence[in
         inputs: spatial shape of its input.
         outputs: spatial shape of its output.
         kernel: spatial shape of its kernel.
+
+    Raises:
+        NoGradientError: inference gave up on the shape of its output.
     """
+    if len(outputs) < len(kernel):
+        raise NoGradientError("its output_shape is smaller than its input, and ONNX infers no result")
     ones = (1,) * len(kernel)
     strides, dilations = attr_ints(node, "strides") or ones, attr_ints(node, "dilations") or ones
     automatic = attr_str(node, "auto_pad", "NOTSET")
