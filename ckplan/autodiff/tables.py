@@ -22,7 +22,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.presence import there
 from ckplan.autodiff.reading import attr_float, attr_int, dtype_of, required_input, shape_of
-from ckplan.autodiff.row_writing import WRITER
+from ckplan.autodiff.row_writing import WRITER, RowWriter
 from ckplan.autodiff.scattering import Updates, joined, scatter_add, spread
 
 _KEY = "ckplan.lookups"
@@ -77,7 +77,8 @@ def add_lookups(op: Builder, shape: Sequence[int], found: Lookups) -> ir.Value:
         else:
             result = scatter_add(op, op.zeros((shape[0], width), found.gradients), 0, found.rows, found.gradients)
     elif WRITER in found.before.meta:
-        result = found.before.meta[WRITER](op, Updates(found.rows, found.gradients))
+        write: RowWriter = found.before.meta[WRITER]
+        result = write(op, Updates(found.rows, found.gradients))
     elif factors is not None and 2 * shape_of(factors[0])[0] + count < width:
         result = _stacked(op, found, *factors)
     elif parts := _parts(found.before):
