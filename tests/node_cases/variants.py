@@ -147,12 +147,14 @@ def _outputs(row: Row) -> Iterator[Row]:
 
 def _inputs(row: Row) -> Iterator[Row]:
     formal = row.schema.inputs
+    # Statistics of a file are no parameters, also where they are the scales of a layer: then these are told apart.
+    settings = {index for entry in entries() if entry.op_type == row.op_type for index in entry.settings}
     for index, name in enumerate(row.inputs):
         if name and index < len(formal) and formal[index].option == _OPTIONAL:
             left = (*row.inputs[:index], "", *row.inputs[index + 1 :])
             yield row.varied(f"without input {index}", inputs=left)
     for (one, first), (other, second) in itertools.combinations(enumerate(row.inputs), 2):
-        if not first or not second or first == second:
+        if not first or not second or first == second or other in settings:
             continue
         left, right = row.given[first], row.given[second]
         if left.dtype == right.dtype and left.dtype.kind == "f":
