@@ -82,13 +82,13 @@ def _forms(terms: Sequence[str], result: str) -> Iterator[_Product]:
         rows, columns = set(one) - shared, set(other) - shared
         if not rows or not columns or not inner or not rows | columns <= set(result):
             return
-        yield from (
-            _Product(left, *orders)
-            for orders in itertools.product(
-                _orders(batch, result, one, other), _orders(rows, result, one), _orders(inner, one, other),
-                _orders(columns, result, other),
-            )
-        )  # fmt: skip
+        orders = (
+            _orders(batch, result, one, other),
+            _orders(rows, result, one),
+            _orders(inner, one, other),
+            _orders(columns, result, other),
+        )
+        yield from (_Product(left, *some) for some in itertools.product(*orders))
 
 
 def _orders(letters: set[str], *terms: str) -> list[tuple[str, ...]]:
