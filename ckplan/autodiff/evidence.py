@@ -6,11 +6,11 @@ Files do not say it: exporters write weights, masks and tables alike as initiali
 2. a name that weights have (``layers.0.attn.weight``, ``gamma``, ``w1``), unless the values are a table of sines; one
    that running statistics have;
 3. the values: those of a mask, of a table of sines or of an identity follow a formula, and weights do not;
-4. the use: what a Where chooses, what a Scatter writes into, what a Max compares with and the few numbers that an
-   image is normalised by are seldom trained; operands of products, tables of embeddings, biases, the slopes of a
-   PRelu, and scale and shift of a normalisation are, even where all are zero or one. What is subtracted before a scale
-   and a shift is a running mean, what divides by its root once a small number is added a running variance. What scales
-   an input of the model is as often the one as the other.
+4. the use: what a Where chooses, what a OneHot writes, what a Scatter writes into, what a Max compares with and the
+   few numbers that an image is normalised by are seldom trained; operands of products, tables of embeddings, biases,
+   the slopes of a PRelu, and scale and shift of a normalisation are, even where all are zero or one. What is
+   subtracted before a scale and a shift is a running mean, what divides by its root once a small number is added a
+   running variance. What scales an input of the model is as often the one as the other.
 """
 
 from __future__ import annotations
@@ -164,6 +164,8 @@ def _named(value: ir.Value, uses: Set[Use]) -> Verdict | None:
         return found if found.trained else Verdict(False, why="once in a Constant node")
     if _STATISTIC.fullmatch(name) or uses in ({Use.MEAN}, {Use.VARIANCE}):
         return Verdict(False, why="a running statistic")
+    if uses == {Use.ENCODING}:
+        return Verdict(False, why="what a OneHot writes")
     if _BUFFER.fullmatch(name):
         return Verdict(False, why="a buffer of the module")
     spectral = _SPECTRAL.fullmatch(name)

@@ -51,6 +51,7 @@ class Use(Enum):
     AFFINE = "scale or shift behind a normalisation or product, or a slope"
     SCORES = "added in front of a softmax, by several axes, as a mask is"
     PLACED = "values that are put in the place of others"
+    ENCODING = "what a OneHot writes where an index points, and elsewhere"
     ELEMENTWISE = "element by element"
     INPUT = "an input of the model, element by element"
     MEAN = "a running mean: subtracted before a scale and a shift"
@@ -75,6 +76,8 @@ def uses_of(value: ir.Value) -> set[Use]:
             found.add(Use.TABLE)
         elif place in _PLACED:
             found.add(Use.PLACED)
+        elif place == ("OneHot", 2):
+            found.add(Use.ENCODING)
         elif node.op_type == "Add" and _is_added_to_scores(value, node):
             found.add(Use.SCORES)
         elif node.op_type in AFFINE_AFTER and _is_affine(value, node.inputs[1 - use.idx], node.op_type):

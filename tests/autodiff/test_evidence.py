@@ -30,6 +30,7 @@ READ = {
     "slope": "y = PRelu(h, tensor)",
     "bias of a recurrence": "t = Unsqueeze(h, axis) y = LSTM <hidden_size = 16> (t, input_weight, own_weight, tensor)",
     "bias of a product": "y = Gemm(h, first, tensor)",
+    "encoding": "y = OneHot(ids, depth, tensor)",
     "scale behind a reshape": "n = LayerNormalization(h, norm) r = Unsqueeze(tensor, axis) y = Mul(n, r)",
 }
 
@@ -43,6 +44,7 @@ def trained(name: str, array: np.ndarray, how: str, **metadata: str) -> tuple[li
         loss = ReduceSum <keepdims = 0> (s)
     }}"""
     own = {"first": values(16, 16), "norm": values(16, seed=2), "axis": np.array([0])}
+    own |= {"depth": np.array(16)}
     own |= {"input_weight": values(1, 64, 16), "own_weight": values(1, 64, 16)}
     model = parse(text.replace("tensor", f'"{name}"'), **own, **{name: array})
     model.graph.initializers[name].metadata_props.update(metadata)
@@ -87,6 +89,8 @@ def trained(name: str, array: np.ndarray, how: str, **metadata: str) -> tuple[li
         ("buffer", np.zeros((16, 16)), "chosen", False),
         ("val_3", np.full((1, 16), 2.0), "multiplied", False),
         ("val_3", values(1, 1, seed=1), "multiplied", False),
+        ("off_on", np.array([0.0, 1.0]), "encoding", False),
+        ("w", np.array([0.01, 0.9]), "encoding", False),
         ("auto.cast.4", np.full((1,), 0.35), "multiplied", False),
         ("auto.cast.4", values(16, 16, seed=1), "product", True),
         ("Func/StatefulPartitionedCall/input/_15:0", np.full((1, 1), 1.5), "added", False),
