@@ -64,11 +64,11 @@ def test_a_copy_that_others_read_stays() -> None:
 
 def test_a_weight_in_a_border_of_zeros_is_not_taken_for_the_image() -> None:
     """onnxruntime would join the Pad and the convolution, and not load what it made of them."""
-    text = """g (double[2,3,6,5] image) => (double loss) {
+    text = """g (double[2,3,9,9] image) => (double loss) {
         p = Pad(w, pads) y = Conv(image, p) s = Mul(y, y) loss = ReduceSum <keepdims = 0> (s)
     }"""
     weight = values(4, 3, 3, 3, seed=1)
     training = build_training_graph(parse(text, w=weight, pads=PADS))
-    check_training_graph(training, {"image": values(2, 3, 6, 5, seed=2)})
+    check_training_graph(training, {"image": values(2, 3, 9, 9, seed=2)})
     single = build_training_graph(parse(text.replace("double", "float"), w=weight.astype(np.float32), pads=PADS))
     onnxruntime.InferenceSession(ir.to_proto(single.model).SerializeToString())
