@@ -143,6 +143,11 @@ class Builder:
         tensor = None if self.wants(value) else fixed_tensor(value)
         return None if tensor is None else tensor.numpy()
 
+    def number_of(self, value: ir.Value | None) -> float | None:
+        """Return the number that a value of one element is fixed to in the file, None as `constant_of` or of more."""
+        known = self.constant_of(value)
+        return float(known.reshape(())) if known is not None and known.size == 1 else None
+
     def constant_ints(self, node: ir.Node, index: int, what: str) -> tuple[int, ...] | None:
         """Return an integer input of a node such as its axes, None if it is left out.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ckplan.model.nested_graphs import all_nodes
+from ckplan.model.nested_graphs import written_nodes
 
 _POOLINGS = frozenset({"AveragePool", "LpPool", "MaxPool"})
 _WINDOWS = _POOLINGS | {"Conv", "ConvTranspose"}
@@ -18,8 +18,7 @@ _AUTOMATIC = frozenset({"SAME_LOWER", "SAME_UPPER", "VALID"})
 
 def write_pads(model: ir.Model) -> None:
     """Leave of ``auto_pad`` and ``pads`` the one that counts, in place, in functions as well."""
-    nodes = [*all_nodes(model.graph), *(node for one in model.functions.values() for node in one.all_nodes())]
-    for node in nodes:
+    for node in written_nodes(model):
         automatic = node.attributes.get("auto_pad")
         if node.domain or node.op_type not in _WINDOWS or automatic is None or automatic.is_ref():
             continue

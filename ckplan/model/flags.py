@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from ckplan.model.nested_graphs import all_nodes
+from ckplan.model.nested_graphs import written_nodes
+from ckplan.operators.table import REDUCTIONS
 
-_REDUCTIONS = (
-    *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd"),
-    *("ReduceSum", "ReduceSumSquare"),
-)
 _TRUE_IF_NOT_0 = {
     **dict.fromkeys(("FusedGemm", "Gemm"), ("transA", "transB")),
     **dict.fromkeys(("ArgMax", "ArgMin"), ("select_last_index",)),
@@ -28,7 +25,7 @@ _TRUE_IF_NOT_0 = {
 }
 _TRUE_IF_1 = {
     **dict.fromkeys(("ArgMax", "ArgMin"), ("keepdims",)),
-    **dict.fromkeys(_REDUCTIONS, ("keepdims", "noop_with_empty_axes")),
+    **dict.fromkeys(REDUCTIONS, ("keepdims", "noop_with_empty_axes")),
     "Attention": ("is_causal",),
     **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), ("ceil_mode",)),
     "Reshape": ("allowzero",),
@@ -40,8 +37,7 @@ _DOMAINS = ("", "com.microsoft")
 
 def write_flags(model: ir.Model) -> None:
     """Write 0 or 1 for what onnxruntime takes for false or true, in place, in functions as well."""
-    nodes = [*all_nodes(model.graph), *(node for one in model.functions.values() for node in one.all_nodes())]
-    for node in nodes:
+    for node in written_nodes(model):
         if node.domain not in _DOMAINS:
             continue
         for name in _TRUE_IF_NOT_0.get(node.op_type, ()):

@@ -32,6 +32,11 @@ def all_nodes(graph: ir.Graph) -> Iterator[ir.Node]:
     return ir.traversal.RecursiveGraphIterator(graph, recursive=may_hold_graphs)
 
 
+def written_nodes(model: ir.Model) -> list[ir.Node]:
+    """The nodes of a model's graph, of the graphs inside it, and of its functions."""
+    return [*all_nodes(model.graph), *(node for one in model.functions.values() for node in one.all_nodes())]
+
+
 def subgraphs(graph: ir.Graph) -> list[ir.Graph]:
     """The graphs inside a graph, at any depth."""
     return [body for node in all_nodes(graph) for body in graphs_in(node)]

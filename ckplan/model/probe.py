@@ -18,15 +18,12 @@ from ckplan.model.infer import is_known
 from ckplan.model.node_reads import made_by_name, reads
 from ckplan.operators.matching import is_op
 from ckplan.operators.sessions import clean
+from ckplan.operators.table import REDUCTIONS
 
 _COUNTING = frozenset({"Compress", "NonMaxSuppression", "NonZero", "Unique"})
 """Operators whose results are as many as the data say."""
-_REDUCTIONS = (
-    *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd"),
-    *("ReduceSum", "ReduceSumSquare"),
-)
 _SIZES = {
-    **dict.fromkeys(("AffineGrid", "CenterCropPad", "OneHot", "Squeeze", "Unsqueeze", *_REDUCTIONS), (1,)),
+    **dict.fromkeys(("AffineGrid", "CenterCropPad", "OneHot", "Squeeze", "Unsqueeze", *REDUCTIONS), (1,)),
     "Col2Im": (1, 2),
     "ConstantOfShape": (0,),
     "DFT": (1, 2),

@@ -17,7 +17,7 @@ import onnx_ir as ir
 from ckplan.model.infer import static_shape
 from ckplan.model.node_reads import fixed_integers
 from ckplan.operators.matching import input_of
-from ckplan.operators.table import ELEMENTWISE
+from ckplan.operators.table import ELEMENTWISE, REDUCTIONS
 
 
 @dataclass(frozen=True)
@@ -254,18 +254,13 @@ _SAMPLE_BY_SAMPLE = (
     *("GroupNormalization", "InstanceNormalization", "LRN", "LpPool", "MaxPool", "SpaceToDepth"),
 )
 
-_REDUCTIONS = (
-    *("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin"),
-    *("ReduceProd", "ReduceSum", "ReduceSumSquare"),
-)
-
 TO_SHAPE = frozenset({"Expand", "Flatten", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators whose result is told by its shape: of a block, by another one."""
 
 _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(ELEMENTWISE, _broadcast),
     **dict.fromkeys(_SAMPLE_BY_SAMPLE, _first_of_first),
-    **dict.fromkeys(_REDUCTIONS, _reduce),
+    **dict.fromkeys(REDUCTIONS, _reduce),
     **dict.fromkeys(("ArgMax", "ArgMin"), _arg_reduce),
     **dict.fromkeys(("GatherElements", "ScatterElements"), _elements),
     **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax", "TopK"), _other_axis(-1)),

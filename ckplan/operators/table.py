@@ -45,6 +45,9 @@ STANDARD: dict[str, Operator] = {
 }
 """Operators of which something is to be said, by name: no two have one name."""
 
+REDUCTIONS: frozenset[str] = frozenset({one.name for one in reduction.OPERATORS if one.name.startswith("Reduce")})
+"""Operators that make one number of many along axes, which an input names."""
+
 ELEMENTWISE: frozenset[str] = frozenset({one.name for one in elementwise.OPERATORS if not one.domain} | {"Identity"})
 """ONNX's operators that make an element of those at its place, in operands stretched to each other's shapes."""
 

@@ -38,7 +38,7 @@ def join_softpluses(op: Builder, held: Container[ir.Value]) -> None:
         if argument is None or comparison.inputs[0] is not argument or shape_of(argument) != shape_of(x):
             continue
         is_same = argument is x if factor is None else _is_multiple(op, argument, x, factor)
-        limit = _number(op, comparison.inputs[1])
+        limit = op.number_of(comparison.inputs[1])
         nodes = {comparison, maker, choice}
         if is_same and limit is not None and _is_beyond(limit, x) and is_private(nodes, choice, held):
             replace_formula(op.graph, nodes, choice, maker.op_type, [v for v in maker.inputs if v is not None], [])
@@ -49,7 +49,7 @@ def _softened(op: Builder, maker: ir.Node) -> tuple[ir.Value | None, float | Non
     factor = None
     node: ir.Node | None = maker
     if is_op(maker, "Div"):
-        factor = _number(op, maker.inputs[1])
+        factor = op.number_of(maker.inputs[1])
         node = None if maker.inputs[0] is None or factor is None else maker.inputs[0].producer()
     return (node.inputs[0] if is_op(node, "Softplus") else None), factor
 
@@ -59,13 +59,7 @@ def _is_multiple(op: Builder, argument: ir.Value, x: ir.Value, factor: float) ->
     node = argument.producer()
     if not is_op(node, "Mul"):
         return False
-    return any(node.inputs[i] is x and _number(op, node.inputs[1 - i]) == factor for i in range(2))
-
-
-def _number(op: Builder, value: ir.Value | None) -> float | None:
-    """The number that a value is fixed to."""
-    known = op.constant_of(value)
-    return float(known.reshape(())) if known is not None and known.size == 1 else None
+    return any(node.inputs[i] is x and op.number_of(node.inputs[1 - i]) == factor for i in range(2))
 
 
 def _is_beyond(limit: float, x: ir.Value) -> bool:

@@ -59,11 +59,6 @@ def soft_target_of(op: Builder, value: ir.Value, classes: int) -> SoftTarget | N
     return _computed(op, node, classes) if node.op_type in _ARITHMETIC else None
 
 
-def _number(op: Builder, value: ir.Value | None) -> float | None:
-    known = op.constant_of(value)
-    return None if known is None or known.size != 1 else float(known.reshape(()))
-
-
 def _one_hot(op: Builder, node: ir.Node) -> SoftTarget | None:
     labels, numbers = required_input(node, 0), op.constant_of(input_of(node, 2))
     rank = len(shape_of(node.outputs[0]))
@@ -84,7 +79,7 @@ def _equal(op: Builder, node: ir.Node, classes: int) -> SoftTarget | None:
 
 def _chosen(op: Builder, node: ir.Node, classes: int) -> SoftTarget | None:
     found = soft_target_of(op, required_input(node, 0), classes)
-    label, rest = (_number(op, input_of(node, place)) for place in (1, 2))
+    label, rest = (op.number_of(input_of(node, place)) for place in (1, 2))
     if found is None or label is None or rest is None or (found.more, found.others) != (1.0, 0.0):
         return None
     return replace(found, more=label - rest, others=rest)
@@ -92,9 +87,9 @@ def _chosen(op: Builder, node: ir.Node, classes: int) -> SoftTarget | None:
 
 def _computed(op: Builder, node: ir.Node, classes: int) -> SoftTarget | None:
     left, right = required_input(node, 0), required_input(node, 1)
-    found, number = soft_target_of(op, left, classes), _number(op, right)
+    found, number = soft_target_of(op, left, classes), op.number_of(right)
     if found is None and node.op_type in ("Add", "Mul"):
-        found, number = soft_target_of(op, right, classes), _number(op, left)
+        found, number = soft_target_of(op, right, classes), op.number_of(left)
     if found is None or number is None:
         return None
     if node.op_type in ("Add", "Sub"):

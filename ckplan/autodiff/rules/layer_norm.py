@@ -140,7 +140,7 @@ def _normalization(
         wide_scale, by_place = _wide(op, scale), _is_by_place(shape_of(scale), shape_of(x), axes)
         dbias = op.sum_to_shape(g, shape_of(bias)) if bias is not None and op.wants(bias) else None
         product = op.Mul(g, centred)
-        dscale = _by_scale(op, product, inverse, scale, count if by_place else None) if op.wants(scale) else None
+        dscale = _by_scale(op, product, inverse, scale, by_place) if op.wants(scale) else None
     if op.wants(source):
         if g is not None:
             along = _negative_row_means(op, product, wide_scale, axes, count, by_place)
@@ -165,7 +165,7 @@ def _is_by_place(scale: Sequence[int], x: Sequence[int], axes: Sequence[int]) ->
     return (*[1] * (len(x) - len(scale)), *scale) == tuple(n if axis in axes else 1 for axis, n in enumerate(x))
 
 
-def _by_scale(op: Builder, product: ir.Value, inverse: ir.Value, scale: ir.Value, places: int | None) -> ir.Value:
+def _by_scale(op: Builder, product: ir.Value, inverse: ir.Value, scale: ir.Value, by_place: bool) -> ir.Value:
     """Emit the gradient of the scale, the sum over the rows of ``dy (x - mean)`` times ``inverse``.
 
     Args:
@@ -173,14 +173,13 @@ def _by_scale(op: Builder, product: ir.Value, inverse: ir.Value, scale: ir.Value
         product: ``dy (x - mean)``.
         inverse: a number for each row.
         scale: for its shape.
-        places: how many numbers it has, if it has one for each place in a row.
+        by_place: see `_is_by_place`.
     """
-    if places is not None:
+    if by_place:
         # A product with a row of numbers weighs and adds in one pass.
         rows = size_of(inverse)
-        return op.reshape(
-            op.MatMul(op.reshape(inverse, [1, rows]), op.reshape(product, [rows, places])), shape_of(scale)
-        )
+        sums = op.MatMul(op.reshape(inverse, [1, rows]), op.reshape(product, [rows, size_of(scale)]))
+        return op.reshape(sums, shape_of(scale))
     return op.sum_to_shape(op.Mul(product, inverse), shape_of(scale))
 
 

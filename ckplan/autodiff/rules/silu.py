@@ -43,26 +43,26 @@ def outline_silus(op: Builder, held: Container[ir.Value] = ()) -> None:
             sigmoid = gate.producer() if gate is not None else None
             if gate is None or x is None or not is_op(sigmoid, "Sigmoid"):
                 continue
-            argument = required_input(sigmoid, 0)
-            slope = 1.0 if argument is x else _slope(op, x, argument, held)
-            if slope is None:
+            scaled = _scaled(op, x, required_input(sigmoid, 0), held)
+            if scaled is None:
                 continue
             if is_read_once(gate) and gate not in held and is_floating(gate):
-                scaling = argument.producer()
-                before = [] if argument is x or scaling is None else [scaling]
+                before, slope = scaled
                 _outline(op, x, [*before, sigmoid, product], slope, held)
             break
 
 
-def _slope(op: Builder, x: ir.Value, argument: ir.Value, held: Container[ir.Value]) -> float | None:
-    """The number by which x is multiplied before it goes into a Sigmoid, None if that is not what goes into it."""
-    scaling = argument.producer()
-    if not is_op(scaling, "Mul") or x not in scaling.inputs or argument in held or not is_read_once(argument):
+def _scaled(
+    op: Builder, x: ir.Value, argument: ir.Value, held: Container[ir.Value]
+) -> tuple[list[ir.Node], float] | None:
+    """The node by which x is multiplied before it goes into a Sigmoid, if any is, and the number; None for others."""
+    if argument is x:
+        return [], 1.0
+    node = argument.producer()
+    if not is_op(node, "Mul") or x not in node.inputs or argument in held or not is_read_once(argument):
         return None
-    known = op.constant_of(next((value for value in scaling.inputs if value is not x), None))
-    if known is None or known.size != 1 or shape_of(argument) != shape_of(x):
-        return None
-    return float(known.reshape(()))
+    slope = op.number_of(next((value for value in node.inputs if value is not x), None))
+    return None if slope is None or shape_of(argument) != shape_of(x) else ([node], slope)
 
 
 def _outline(op: Builder, x: ir.Value, nodes: list[ir.Node], slope: float, held: Container[ir.Value]) -> None:
