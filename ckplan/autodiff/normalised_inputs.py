@@ -75,7 +75,7 @@ def _readers(node: ir.Node, wanted: Container[ir.Value], held: Container[ir.Valu
 
 def _is_row(value: ir.Value, width: int) -> bool:
     """Whether a value is an initializer with a number for each column, the same for all rows."""
-    return stored(value) is not None and size_of(value) == width == shape_of(value)[-1]
+    return stored(value) is not None and size_of(value) == width and shape_of(value)[-1:] == (width,)
 
 
 def _scale(op: Builder, node: ir.Node, readers: list[_Reader]) -> None:

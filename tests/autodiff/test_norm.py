@@ -107,6 +107,12 @@ def test_group_normalization(shape, groups):
     check_gradient(node_model("GroupNormalization", values(*shape), *vectors(4), num_groups=groups, epsilon=0.01))
 
 
+@pytest.mark.parametrize(("scale", "bias"), [(1, 4), (4, 1), (1, 1)])
+def test_group_normalization_by_one_number_for_all_channels(scale, bias):
+    inputs = values(3, 4, 5), values(scale, seed=1, low=0.3, high=1.8), values(bias, seed=2)
+    check_gradient(node_model("GroupNormalization", *inputs, num_groups=2, epsilon=0.01), torch=False)
+
+
 @pytest.mark.usefixtures("_rows")
 @pytest.mark.parametrize(
     ("shape", "scale", "bias", "attributes"),
@@ -119,12 +125,13 @@ def test_group_normalization(shape, groups):
         ((3, 4, 6), (1,), (6,), {}),
         ((2, 6), (6,), (6,), {"axis": -1}),
         ((2, 1), (1,), (1,), {}),
+        ((2, 1), (), (), {}),
         ((6, 6), (6, 1), (6, 1), {}),  # as many numbers as a row has, one for each row
         ((2, 4, 6), (6,), (4, 6), {"axis": 1}),
     ],
 )
 def test_layer_normalization(shape, scale, bias, attributes):
-    inputs = [values(*shape), values(*scale, seed=1), *([values(*bias, seed=2)] if bias else [])]
+    inputs = [values(*shape), values(*scale, seed=1), *([] if bias is None else [values(*bias, seed=2)])]
     model = node_model("LayerNormalization", *inputs, **attributes)
     check_gradient(model)
 

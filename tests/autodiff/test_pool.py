@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx.utils
 import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.reading import size_of
 from ckplan.autodiff.rules import pool_maxima
+from ckplan.errors import UnsupportedOperatorsError
 from ckplan.runtime.sizes import bytes_of
-from tests.autodiff.gradcheck import check_gradient, infer, node_model, onnxruntime_run, to_dtype, values, weighed
+from tests.autodiff.gradcheck import (
+    check_gradient,
+    infer,
+    node_model,
+    onnxruntime_run,
+    to_dtype,
+    values,
+    weighed,
+)
 from tests.autodiff.reference_operators import use_reference_operators
+from tests.node_cases.functions import by_onnxruntime
 
 __all__ = ["use_reference_operators"]
 pytestmark = pytest.mark.usefixtures("use_reference_operators")
@@ -112,6 +123,20 @@ def test_average_pool(x, attributes, include):
 @pytest.mark.parametrize(("x", "attributes"), WINDOWS)
 def test_lp_pool(x, attributes, p):
     check_gradient(node_model("LpPool", values(*x), p=p, **attributes))
+
+
+@pytest.mark.parametrize("op_type", ["AveragePool", "LpPool", "MaxPool"])
+@pytest.mark.parametrize("auto_pad", ["SAME_LOWER", "SAME_UPPER"])
+def test_dilations_that_onnxruntime_does_not_pad_for_are_refused(op_type, auto_pad):
+    x = values(1, 2, 7)
+    model = node_model(op_type, x, opset=22, kernel_shape=[3], dilations=[2], auto_pad=auto_pad)
+    alone = onnx.utils.Extractor(onnx.shape_inference.infer_shapes(to_dtype(model, np.float32))).extract_model(
+        [], ["y0"]
+    )
+    assert by_onnxruntime(alone)({})[0].shape == (1, 2, 5)  # and not x.shape, as ONNX says
+    with pytest.raises(UnsupportedOperatorsError, match="write 'pads' in its place"):
+        build_training_graph(infer(model), loss="loss", wrt=["p0"])
+    check_gradient(node_model(op_type, x, opset=22, kernel_shape=[1], dilations=[2], auto_pad=auto_pad))
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5), (2, 3, 4, 5), (2, 3, 2, 3, 2), (2, 3, 1, 1)])

@@ -5,7 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.autodiff.gradcheck import check_gradient, check_second_derivatives, node_model, values
+from ckplan.autodiff import build_training_graph
+from ckplan.errors import UnsupportedOperatorsError
+from tests.autodiff.gradcheck import (
+    check_gradient,
+    check_second_derivatives,
+    infer,
+    node_model,
+    onnxruntime_run,
+    reference,
+    to_dtype,
+    values,
+)
 
 
 def number(value: int) -> np.ndarray:
@@ -20,10 +31,20 @@ def number(value: int) -> np.ndarray:
 @pytest.mark.parametrize("axis", [None, 1, -3])
 def test_dft(inverse, onesided, width, length, axis):
     x = values(2, 5, 6, width)
+    if inverse and onesided and length is not None:
+        length += 2 * (x.shape[-2 if axis is None else 1] - 1 - length // 2)  # even or odd as it is, for so many bins
     inputs = [x, None if length is None else number(length), None if axis is None else number(axis)]
     while inputs[-1] is None:
         inputs.pop()
     check_gradient(node_model("DFT", *inputs, inverse=inverse, onesided=onesided))
+
+
+@pytest.mark.parametrize("length", [4, 5, 10])
+def test_an_inverse_transform_of_other_bins_than_its_length_has_is_refused(length):
+    model = node_model("DFT", values(1, 5, 2), number(length), number(1), inverse=1, onesided=1)
+    assert abs(reference(model)["loss"] - onnxruntime_run(infer(to_dtype(model, np.float32)))["loss"]) > 1e-3
+    with pytest.raises(UnsupportedOperatorsError, match="more or fewer bins"):
+        build_training_graph(infer(model), loss="loss", wrt=["p0"])
 
 
 @pytest.mark.parametrize(("onesided", "width"), [(0, 1), (0, 2), (1, 1)])

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
+from ckplan.errors import UnsupportedOperatorsError
 from tests.autodiff.gradcheck import (
     build_training_graph,
     check_gradient,
@@ -40,6 +41,18 @@ def ints(*numbers: int) -> np.ndarray:
 def test_col2im(columns, image, block, attributes):
     model = node_model("Col2Im", values(*columns), ints(*image), ints(*block), **attributes)
     check_gradient(model, runtime=len(image) > 1, torch=len(image) == 2)
+
+
+@pytest.mark.parametrize(("image", "block"), [((5,), (2,)), ((3, 3, 3), (2, 1, 2))])
+def test_dilations_that_onnxruntime_mixes_up_are_refused(image, block):
+    inputs = values(1, 2 * int(np.prod(block)), 3), ints(*image), ints(*block)
+    dilations = [2] * len(image)
+    model = node_model("Col2Im", *inputs, dilations=dilations)
+    assert abs(reference(model)["loss"] - onnxruntime_run(infer(to_dtype(model, np.float32)))["loss"]) > 1e-3
+    with pytest.raises(UnsupportedOperatorsError, match="other numbers with dilations"):
+        build_training_graph(infer(model), loss="loss", wrt=["p0"])
+    of_one_channel = inputs[0][:, : int(np.prod(block))], *inputs[1:]
+    check_gradient(node_model("Col2Im", *of_one_channel, dilations=dilations), torch=False)
 
 
 def test_max_unpool():

@@ -243,7 +243,7 @@ def by_own_statistics(
 
     Args:
         op: the builder.
-        inputs: x, scale and bias.
+        inputs: x, and a scale and a bias with a number for each channel, or one for all.
         dy: gradient of the output.
         flat: shape of x as (samples, groups, channels of a group, elements).
         axes: the axes of ``flat`` that share a statistic.
@@ -267,11 +267,11 @@ def by_own_statistics(
     products = op.reduce_sum(op.Mul(dy, centred), [3])
     dscale = dbias = dx = None
     if op.wants(inputs[1]):
-        dscale = op.reshape(op.reduce_sum(op.Mul(products, inverse), [0]), shape_of(scale))
+        dscale = _of_channels(op, op.Mul(products, inverse), scale)
     if op.wants(bias):
-        dbias = op.reshape(op.reduce_sum(dy_sums, [0]), shape_of(bias))
+        dbias = _of_channels(op, dy_sums, bias)
     if op.wants(inputs[0]):
-        per_channel = op.reshape(scale, [1, flat[1], flat[2], 1])
+        per_channel = op.reshape(scale, [1, flat[1], flat[2], 1] if size_of(scale) > 1 else [1] * 4)
         share = op.Mul(inverse, 1.0 / count)
         offset = op.Mul(op.reduce_sum(op.Mul(dy_sums, per_channel), axes), share)
         cube = op.Mul(op.Mul(inverse, inverse), share)
@@ -280,6 +280,15 @@ def by_own_statistics(
         dx = op.reshape(op.Add(op.Mul(dy, op.Mul(per_channel, inverse)), rest), shape)
     results = [dx, dscale, dbias]
     return [op.Cast(g, to=dtype) if narrow and g is not None else g for g in results]
+
+
+def _of_channels(op: Builder, sums: ir.Value, parameter: ir.Value) -> ir.Value:
+    """Emit the gradient of a scale or bias from what each sample and channel, (N, G, C / G, 1), adds to it.
+
+    onnxruntime takes one number for all channels, too.
+    """
+    axes = [0] if size_of(parameter) > 1 else range(4)
+    return op.reshape(op.reduce_sum(sums, axes), shape_of(parameter))
 
 
 def plane_products(op: Builder, one: ir.Value, other: ir.Value) -> ir.Value:

@@ -9,13 +9,16 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_ints, required_input, shape_of
-from ckplan.autodiff.registry import rule
+from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.windows import Window, pad_axes
 
 
 @rule("Col2Im", fixed=[1, 2])
 def col2im(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Reads each window of dy, with zeros around it, into a column. Reads no forward value."""
+    """Reads each window of dy, with zeros around it, into a column. Reads no forward value.
+
+    Of several channels onnxruntime's kernel for one axis, or three, mixes up the taps of a window with dilations.
+    """
     columns, g = required_input(node, 0), dy[0]
     assert g is not None
     if 0 in shape_of(columns) or 0 in shape_of(g):
@@ -29,6 +32,8 @@ def col2im(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     spans = zip(sizes, begin, end, block, strides, dilations, strict=True)
     places = tuple((n + b + e - (k - 1) * d - 1) // s + 1 for n, b, e, k, s, d in spans)
     window = Window(tuple(sizes), places, block, strides, dilations, tuple(begin))
+    if window.is_dilated and len(block) != 2 and channels > 1:
+        raise NoGradientError("onnxruntime makes other numbers with dilations along one axis, or along three")
     padded = pad_axes(op, g, range(2, 2 + len(block)), window.begin, window.end)
     flat = op.reshape(padded, [batch, channels, math.prod(shape_of(padded)[2:])])
     return [op.reshape(op.Gather(flat, _reads(window, shape_of(padded)[2:]), axis=2), shape_of(columns))]

@@ -11,14 +11,17 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of
-from ckplan.autodiff.registry import rule
+from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.windows import pad_axes
 from ckplan.operators.matching import input_of
 
 
 @rule("DFT", since=20, fixed=[1, 2])
 def dft(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Transforms dy back. What padding with zeros added is cut off; what was cut off gets zeros."""
+    """Transforms dy back. What padding with zeros added is cut off; what was cut off gets zeros.
+
+    To the half of a spectrum that is of another length onnxruntime's inverse transform adds the other half wrongly.
+    """
     x, g = required_input(node, 0), dy[0]
     assert g is not None
     if 0 in shape_of(x) or 0 in shape_of(g):
@@ -32,6 +35,8 @@ def dft(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         length = given[0]
     elif inverse and onesided:
         length = 2 * (length - 1)
+    if inverse and onesided and shape_of(x)[axis] != length // 2 + 1:
+        raise NoGradientError("of more or fewer bins than half of 'dft_length' and one onnxruntime makes other numbers")
     if inverse:
         result = op.DFT(g, None, np.asarray(axis), onesided=onesided)
         shares = np.full(shape_of(result)[axis], 1.0 / length)

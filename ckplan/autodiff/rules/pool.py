@@ -9,8 +9,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
-from ckplan.autodiff.reading import attr_int, attr_ints, dtype_of, required_input, shape_of, size_of
-from ckplan.autodiff.registry import rule
+from ckplan.autodiff.reading import attr_int, attr_ints, attr_str, dtype_of, required_input, shape_of, size_of
+from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules import pool_maxima
 from ckplan.autodiff.rules.windows import Window, pad_axes, window_of
 
@@ -101,8 +101,16 @@ def _forward_indices(op: Builder, node: ir.Node) -> ir.Value:
 
 
 def _window(node: ir.Node, x: ir.Value) -> Window:
+    """The window of a pooling node.
+
+    Raises:
+        NoGradientError: onnxruntime pads it otherwise than ONNX says, and so makes an output of another shape.
+    """
     kernel = attr_ints(node, "kernel_shape") or ()
-    return window_of(node, shape_of(x)[2:], shape_of(node.outputs[0])[2:], kernel)
+    window = window_of(node, shape_of(x)[2:], shape_of(node.outputs[0])[2:], kernel)
+    if attr_str(node, "auto_pad", "NOTSET").startswith("SAME") and window.is_dilated:
+        raise NoGradientError("onnxruntime's 'auto_pad' does not count its dilations; write 'pads' in its place")
+    return window
 
 
 def _pads(node: ir.Node, window: Window) -> list[int]:
@@ -159,7 +167,7 @@ def spread(op: Builder, value: ir.Value, window: Window, factor: float = 1.0) ->
     """
     shape = shape_of(value)
     rank = len(window.kernel)
-    undilated = all(d == 1 or k == 1 for d, k in zip(window.dilations, window.kernel, strict=True))
+    undilated = not window.is_dilated
     axes = range(2, 2 + rank)
     if undilated and window.strides == window.kernel and not any(window.begin):
         value = op.Mul(value, factor) if factor != 1.0 else value

@@ -66,6 +66,11 @@ class Window:
         return tuple((k - 1) * d for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
+    def is_dilated(self) -> bool:
+        """Whether taps lie apart along some axis."""
+        return any(d > 1 and k > 1 for d, k in zip(self.dilations, self.kernel, strict=True))
+
+    @property
     def taps(self) -> list[tuple[int, ...]]:
         """All taps, in the order in which a kernel lies in memory."""
         return list(itertools.product(*map(range, self.kernel)))
