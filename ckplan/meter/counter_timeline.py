@@ -10,7 +10,7 @@ right here:
   onnxruntime folded are in neither; the heap meter's ``session`` holds them.
 - On the CPU the inputs that the caller feeds are not in it; they are added.
 - A workspace that a kernel frees again is in the lifetime high-water only. It is seen when it sets a new
-  high-water, which is when it matters to the peak of the total; lesser ones stay unseen. Where the peak is not what
+  high-water, which is when it matters to the peak of the total; lesser ones stay unseen. Where a peak is not what
   the file predicts, workspaces are read in an arena that cuts its chunks to size.
 - What kernels that go by indices take outside the allocator (`ckplan.operators.outside`) is added to the figures of
   their steps, by the shapes that the run had. The heap meter sees it by itself.

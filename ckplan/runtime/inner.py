@@ -5,7 +5,8 @@ two buffers each, and works on transposed copies of sequences that do not run al
 (``scan_utils.cc``, ``LoopStateVariable``). Loop keeps the rows of what it outputs until the last step and then joins
 them, so that they are there twice (``loop.cc``, ``ConcatenateLoopOutput``); states are copied into the outputs, while
 those that the last step read and made are there. From its second step on a body has one block for all that it makes
-(memory patterns, see `ckplan.planner.allocations`).
+(memory patterns, see `ckplan.planner.allocations`). Each body has a frame and a pattern of its own, so an If in a body
+that runs again has a block, too, beside that of the body around it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import onnx_ir as ir
 from ckplan.model.bodies import bodies_of, most_trips, state_count, tracks_of
 from ckplan.planner.allocations import allocations, pattern_block
 from ckplan.planner.arena import chunk_size
-from ckplan.planner.problem import Problem
+from ckplan.planner.problem import Kind, Problem
 from ckplan.planner.simulate import simulate
 from ckplan.runtime.execution_order import default_order, predecessors
 from ckplan.runtime.sizes import bytes_of, dimensions_of, shape_classes
@@ -29,7 +30,8 @@ EXECUTED = "ckplan.executed"
 _CLOCK = 10
 """Bytes of three tensors: the number of a Loop's step, and the condition that goes in and that comes out."""
 
-Numbers = Callable[[Sequence[ir.Node], Sequence[ir.Value], Sequence[ir.Value]], Problem]
+Numbers = Callable[[Sequence[ir.Node], Sequence[ir.Value], Sequence[ir.Value], bool], Problem]
+"""Turns the nodes of a body, its inputs and its outputs into a problem, given whether the body runs more than once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,39 +49,62 @@ class Inner:
     early: int = 0
 
 
-def inner_workspace(node: ir.Node, numbers: Numbers) -> Inner:
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """Most bytes that are alive in a run of a body, its inputs left out; with the outputs that it has made by then."""
+
+    without_outputs: int = 0
+    with_outputs: int = 0
+
+
+def inner_workspace(node: ir.Node, numbers: Numbers, again: bool = False) -> Inner:
     """What a control-flow node takes while it runs; nothing for other nodes.
 
     Args:
         node: the node.
-        numbers: turns the nodes of a body, its inputs and its outputs into a problem.
+        numbers: see `Numbers`.
+        again: whether the node stands in a body that runs more than once.
     """
     bodies = bodies_of(node)
     if not bodies:
         return Inner()
     steps = _steps(node) if node.op_type == "Scan" else None
-    repeated = node.op_type == "Loop" or (node.op_type == "Scan" and steps != 1)
-    inside = max(_body_peak(body, numbers, repeated) for body in bodies)
+    repeated = again or (node.op_type == "Scan" and steps != 1) or (node.op_type == "Loop" and most_trips(node) != 1)
+    needs = [_body_needs(body, numbers, repeated) for body in bodies]
+    if node.op_type == "Loop":
+        return _loop(node, *needs)
+    inside = max(need.without_outputs for need in needs)
+    if node.op_type == "If":
+        return Inner(inside)
     states = state_count(node)
     carried = sum(bytes_of(value) for value in node.outputs[:states])
-    if node.op_type == "Scan":
-        copies = 2 if steps is None else min(2, max(0, steps - 1))
-        sequences = [value for value in node.inputs[states:] if value is not None]
-        turned = sum(bytes_of(v) for v, axis in zip(sequences, tracks_of(node, "input"), strict=False) if axis)
-        # Rows of an output along another axis are gathered in a tensor of their own, and turned into it at the end.
-        late = tuple(place for place, axis in enumerate(tracks_of(node, "output"), states) if axis)
-        rows = sum(bytes_of(node.outputs[place]) for place in late)
-        taken = copies * carried + turned + rows
-        return Inner(taken + max(0, inside - rows), late, taken + inside)
-    if node.op_type == "Loop":
-        # All outputs are made at the end, when the body's memory is free again, but not yet what the last step read.
-        stacked = sum(bytes_of(value) for value in node.outputs[states:])
-        held = carried if most_trips(node) == 1 else 2 * carried  # what the first step reads is the Loop's own input
-        late = tuple(range(len(node.outputs)))
-        inside, rows = inside + _CLOCK, sum(map(_row_by_row, node.outputs[states:]))
-        end = held + rows + 3 * chunk_size(1)
-        return Inner(max(inside + held - carried, end), late, inside + held + stacked)
-    return Inner(inside)
+    copies = 2 if steps is None else min(2, max(0, steps - 1))
+    sequences = [value for value in node.inputs[states:] if value is not None]
+    turned = sum(bytes_of(v) for v, axis in zip(sequences, tracks_of(node, "input"), strict=False) if axis)
+    # Rows of an output along another axis are gathered in a tensor of their own, and turned into it at the end.
+    late = tuple(place for place, axis in enumerate(tracks_of(node, "output"), states) if axis)
+    rows = sum(bytes_of(node.outputs[place]) for place in late)
+    taken = copies * carried + turned + rows
+    return Inner(taken + max(0, inside - rows), late, taken + inside)
+
+
+def _loop(node: ir.Node, need: _Need) -> Inner:
+    """What a Loop takes: all outputs are made at its end, while what the last step read and made is still there."""
+    states = state_count(node)
+    carried, stacked = node.outputs[:states], node.outputs[states:]
+    single = most_trips(node) == 1  # what the first step reads is the Loop's own input
+    earlier = sum(bytes_of(value) - _row(value) for value in stacked)
+    early = need.with_outputs + _CLOCK + earlier + (0 if single else sum(map(bytes_of, carried)))
+    held = (1 if single else 2) * sum(chunk_size(bytes_of(value)) for value in carried)
+    end = held + sum(map(_row_by_row, stacked)) + 3 * chunk_size(1)
+    made = sum(map(bytes_of, node.outputs))
+    return Inner(max(early - made, end), tuple(range(len(node.outputs))), early)
+
+
+def _row(value: ir.Value) -> int:
+    """Bytes of a row of a value."""
+    dims = dimensions_of(value)
+    return bytes_of(value) // dims[0] if dims and dims[0] else bytes_of(value)
 
 
 def _row_by_row(value: ir.Value) -> int:
@@ -100,23 +125,31 @@ def _steps(node: ir.Node) -> int | None:
     return None
 
 
-def _body_peak(body: ir.Graph, numbers: Numbers, repeated: bool) -> int:
-    """The largest sum of live bytes in the runs of a body, without its inputs and outputs.
+def _body_needs(body: ir.Graph, numbers: Numbers, repeated: bool) -> _Need:
+    """The largest sums of live bytes in the runs of a body.
 
     Args:
         body: the graph.
-        numbers: see `inner_workspace`.
+        numbers: see `Numbers`.
         repeated: whether it runs more than once.
     """
     nodes = list(body)
     if not nodes:
-        return 0
+        return _Need()
     if not body.meta.get(EXECUTED):
         nodes = [nodes[position] for position in default_order(predecessors(nodes))]
-    problem = numbers(nodes, body.inputs, body.outputs)
+    problem, schedule = numbers(nodes, body.inputs, body.outputs, repeated), range(len(nodes))
     shapes = shape_classes(nodes, problem)
-    peak = simulate(problem, range(len(nodes)), shapes).peak_activations
+    first = simulate(problem, schedule, shapes)
+    without, beside = first.peak_activations, first.peak_total - problem.resident
     if not repeated:
-        return peak
-    block = pattern_block(allocations(problem, range(len(nodes)), shapes))
-    return max(peak, block + max(op.workspace for op in problem.ops))
+        return _Need(without, beside)
+    asked = allocations(problem, schedule, shapes)
+    block, outputs = pattern_block(asked), 0
+    for op, step in zip(problem.ops, asked.steps, strict=True):
+        outputs += sum(asked.size[buffer] for buffer in step.outputs)
+        # What a kernel makes late lies in the block from the start on, unless it is an output of the body.
+        late = sum(problem.tensors[tensor].bytes for tensor in op.late if problem.tensors[tensor].kind is Kind.OUTPUT)
+        without = max(without, block + op.workspace, block + op.early)
+        beside = max(beside, block + outputs + max(op.workspace, op.early - late))
+    return _Need(without, beside)

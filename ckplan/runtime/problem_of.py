@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeAlias
 
 import onnx_ir as ir
@@ -54,6 +53,7 @@ def problem_of_nodes(
     collection: tuple[str, ...] = (),
     runtime: Runtime = CPU,
     known: Numbering | None = None,
+    again: bool = False,
 ) -> Problem:
     """The problem of a node sequence: ops in that order, one tensor for each value.
 
@@ -65,6 +65,7 @@ def problem_of_nodes(
         collection: names of tensors to keep by default.
         runtime: whose kernels are to run the nodes.
         known: what was said of some of these nodes before; grows.
+        again: whether they run more than once in a run, as the nodes of a loop's body do.
 
     Raises:
         ModelError: a value is read before it is made, or the values are larger than any memory.
@@ -95,7 +96,7 @@ def problem_of_nodes(
             continue
         made = number([value for value in node.outputs if value.name])
         source, target = runtime.view(node), runtime.overwritten(node)
-        cost, workspace, outside, pieces, inner = _figures_of(node, runtime)
+        cost, workspace, outside, pieces, inner = _figures_of(node, runtime, again)
         recomputable, heavy = _traits_of(node)
         known.ops[node] = Op(
             name=node.name or "",
@@ -120,11 +121,17 @@ def problem_of_nodes(
         raise ModelError(f"the graph cannot be planned: {error}") from error
 
 
-def _figures_of(node: ir.Node, runtime: Runtime) -> Figures:
-    """What a node's kernel takes, which is found out once."""
+def _figures_of(node: ir.Node, runtime: Runtime, again: bool) -> Figures:
+    """What a node's kernel takes, which is found out once; where a node stands is where it stays."""
     figures: dict[Runtime, Figures] = node.meta.setdefault(FIGURES, {})
     if runtime not in figures:
-        inner = inner_workspace(node, partial(problem_of_nodes, runtime=runtime))
+
+        def numbers(
+            nodes: Sequence[ir.Node], inputs: Sequence[ir.Value], outputs: Sequence[ir.Value], repeated: bool
+        ) -> Problem:
+            return problem_of_nodes(nodes, inputs, outputs, runtime=runtime, again=repeated)
+
+        inner = inner_workspace(node, numbers, again)
         taken = runtime.workspace(node, runtime.threads), runtime.outside(node), runtime.pieces(node)
         figures[runtime] = seconds(node_cost(node)), *taken, inner
     return figures[runtime]

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import ckplan
 from ckplan.errors import UsageError
 from ckplan.isolation.arrays import save_arrays
 from ckplan.meter import Measurement, measure
@@ -17,6 +19,9 @@ from ckplan.meter.facts import read_model
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for
 from ckplan.meter.process import run_job
+from ckplan.model import save as save_model
+from ckplan.pipeline import rewrite
+from ckplan.planner.strategies import parse_strategy
 from tests.meter.models import ACTIVATION, BATCH, WEIGHT, WIDTH, chain, floats, save
 
 LAYERS = 6
@@ -257,3 +262,24 @@ def test_a_model_that_is_computed_when_it_is_loaded_has_no_node_that_runs(tmp_pa
     found = measure(save(tmp_path / "constant.onnx", [node], [], [floats("y", 4, 4)], [weight]), device="cpu", runs=1)
     assert found.counters is None
     assert "no node runs: all was computed when the file was loaded; figures are from the heap meter" in found.notes
+
+
+def test_workspaces_are_read_where_the_total_is_not_as_promised(tmp_path: Path) -> None:
+    """Activations peak elsewhere; the Max at the peak of the total works where the default arena shows none of it."""
+    path = tmp_path / "model.onnx"
+    text = """<ir_version: 8, opset_import: ["": 21]> g (float[190,1024] a, float[100,1024] b, float[150,1024] c) =>
+        (float[190,1024] first, float[150,1024] second, float z) {
+        sine = Sin (a) cosine = Cos (sine) both = Add (cosine, sine) t = ReduceSum <keepdims = 0> (both)
+        first = Mul (a, t) u = ReduceSum <keepdims = 0> (first)
+        hole = Mul (c, u) second = Mul (hole, c) v = ReduceSum <keepdims = 0> (second)
+        scaled = Mul (b, v) largest = Max (scaled, b, b) z = ReduceSum <keepdims = 0> (largest)
+    }"""
+    onnx.save(onnx.parser.parse_model(text), path)
+    planned = rewrite(ckplan.open_model(path, inference=True), parse_strategy("none"))
+    save_model(planned.model, tmp_path / "planned.onnx")
+    found = measure(tmp_path / "planned.onnx", device="cpu", runs=1, threads=1, heap=False)
+    assert found.prediction.peak_total is not None
+    assert (found.peak_activations, found.peak_total) == (
+        found.prediction.peak_activations,
+        found.prediction.peak_total,
+    )
