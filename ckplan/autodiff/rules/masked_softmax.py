@@ -36,9 +36,9 @@ _MOST_STEPS = 8
 _FAIR_SHARE = 0.2
 """Of the scores, masked so low that nothing is left of them: below, exponentials cost less than the nodes that go
 around them."""
-_LONG_ROW = 128
+_LONG_ROW = 32
 """Scores of a row from which on such nodes are put before a mask that lets nothing through: a plan that makes scores
-again may keep the largest of each row, which then takes less than a hundredth of what they take."""
+again may keep the largest of each row, which then takes a thirtieth of what they take, or less."""
 _DEPTH = 50.0
 """How far below the largest of its row a score counts, at most."""
 
