@@ -35,6 +35,7 @@ from ckplan.autodiff.rules.group_norm import outline_group_norms
 from ckplan.autodiff.rules.masked_softmax import outline_masked_softmaxes
 from ckplan.autodiff.rules.pooled_relu import outline_pooled_relus
 from ckplan.autodiff.rules.silu import outline_silus
+from ckplan.autodiff.spread_rows import gather_rows
 from ckplan.autodiff.token_blocks import cut_tokens
 
 Targets = dict[ir.Value, ir.Value | None]
@@ -97,6 +98,7 @@ def prepare_forward(
     pad_in_convolutions(op, held)
     join_gelus(op, held)
     join_softpluses(op, held)
+    gather_rows(op)
     joined = join_statistics(op, held)
     if joined:
         targets = {joined.get(value, value): seed for value, seed in targets.items()}

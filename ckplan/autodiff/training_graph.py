@@ -41,6 +41,7 @@ from ckplan.autodiff.reading import is_floating
 from ckplan.autodiff.record import TrainingGraph
 from ckplan.autodiff.regions import OFF, Chunks, Pieces, Region, refuse_idle, told
 from ckplan.autodiff.reshapes import join_reshapes
+from ckplan.autodiff.spread_rows import scatter_rows
 from ckplan.autodiff.subpixels import interleave_convolutions
 from ckplan.autodiff.training_mode import (
     TrainingForms,
@@ -271,6 +272,7 @@ def _write_out(
     settle_sums(op, accumulation)
     cut_again(op)
     notes = update_in_turn(op)
+    scatter_rows(op)
     subtract_in_products(op)
     read_past_expands(op)
     add_before_copies(op)

@@ -173,6 +173,13 @@ KINDS = {
         f"r = Relu(z) y = MaxPool <kernel_shape = [2, 1]> (r) {SUM}",
         constants={"q": values(2, 3, 1, 2, seed=5)},
     ),
+    "rows taken and added element by element": Kind(
+        ROWS,
+        "top = ArgMax <axis = 1> (x) at = Mod(top, three) spread = Expand(at, shape)"
+        " taken = GatherElements <axis = 0> (z, spread) r = Tanh(taken)"
+        f' y = ScatterElements <axis = 0, reduction = "add"> (z, spread, r) {SUM}',
+        constants={"three": np.asarray(3), "q": values(*ROWS, seed=5)},
+    ),
     "a linear layer in chunks": Kind(
         ROWS,
         'y = MatMul(z, e) l = SoftmaxCrossEntropyLoss <reduction = "mean"> (y, t)',

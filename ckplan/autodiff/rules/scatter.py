@@ -20,6 +20,7 @@ from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.gather import flat_indices
 from ckplan.autodiff.rules.shape import cut
 from ckplan.autodiff.scattering import scatter_add
+from ckplan.autodiff.spread_rows import spread_rows
 from ckplan.operators.matching import input_of
 
 
@@ -40,6 +41,14 @@ class _Places:
 def scatter_elements(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Updates get the elements they went to; the data get the rest."""
     indices, axis = required_input(node, 1), attr_int(node, "axis", 0)
+    spread = spread_rows(op, node)
+    if spread is not None:
+        rows, along = spread
+        slices = _Places(
+            lambda value: op.Gather(value, rows, axis=along),
+            lambda data, updates, how: scatter_add(op, data, along, rows, updates, how),
+        )
+        return _scatter(op, node, dy, slices)
     places = _Places(
         lambda value: op.GatherElements(value, indices, axis=axis),
         lambda data, updates, how: op.ScatterElements(data, indices, updates, axis=axis, reduction=how),
