@@ -71,6 +71,7 @@ CASES = {
     "DepthToSpace": ("DepthToSpace", [e(0, 4, 2, 2)], {"blocksize": 2}),
     "SpaceToDepth": ("SpaceToDepth", [e(0, 1, 2, 2)], {"blocksize": 2}),
     "Conv": ("Conv", [e(0, 2, 5, 5), values(3, 2, 3, 3), values(3)], {}),
+    "Conv-channels": ("Conv", [e(1, 0, 5, 5), e(3, 0, 3, 3), values(3)], {}),
     "Conv-pointwise": ("Conv", [e(0, 2, 5, 5), values(3, 2, 1, 1)], {}),
     "ConvTranspose": ("ConvTranspose", [e(0, 2, 5, 5), values(2, 3, 3, 3)], {}),
     "ConvTranspose-channels": ("ConvTranspose", [values(1, 2, 5, 5), e(2, 0, 3, 3)], {}),

@@ -23,7 +23,7 @@ def gradients(
     of_input: bool,
     of_weight: bool,
 ) -> tuple[ir.Value | None, ir.Value | None]:
-    """Emit the gradients of a convolution's input and weight, those that are wanted.
+    """Emit the gradients of a convolution's input and weight, those that are wanted; of no channels there are none.
 
     Args:
         op: the builder.
@@ -35,6 +35,8 @@ def gradients(
         of_input: whether the first is wanted.
         of_weight: whether the second is.
     """
+    if 0 in shape_of(weight):
+        return None, None
     if of_input and of_weight and shares_rows(op, x, dy, groups, window):
         return depthwise_rows.gradients(op, x, dy, weight, window)
     dw = weight_gradient(op, x, dy, shape_of(weight), window) if of_weight else None
