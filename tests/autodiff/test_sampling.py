@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import build_training_graph
+from ckplan.autodiff.rules import grid_sample
 from ckplan.errors import UnsupportedOperatorsError
 from tests.autodiff.gradcheck import (
     check_gradient,
@@ -49,6 +53,25 @@ def test_grid_sample_of_a_volume(mode, padding_mode, align_corners):
 def test_grid_sample_by_one_of_its_inputs(wrt):
     model = node_model("GridSample", values(1, 1, 1, 6), values(1, 2, 3, 2, seed=3), padding_mode="border")
     check_gradient(model, wrt=[wrt], idle={"p0", "p1"} - {wrt}, step=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("mode", "wrt"), [("linear", ["p0", "p1"]), ("linear", ["p0"]), ("cubic", ["p1"]), ("nearest", ["p0"])]
+)
+def test_a_batch_of_samples_goes_in_parts(mode, wrt, monkeypatch):
+    """The numbers are the same to the bit, and no places are made of more than one sample."""
+    model = node_model("GridSample", values(3, 2, 4, 5), values(3, 3, 3, 2, seed=3, low=-1.7, high=1.7), mode=mode)
+    runs, largest = [], []
+    for part in (100, 16):
+        monkeypatch.setattr(grid_sample, "_PART", part)
+        training = build_training_graph(infer(model), loss="loss", wrt=wrt)
+        made = (value for node in training.model.graph for value in node.outputs if value.dtype is not None)
+        largest.append(max(prod(value.shape.numpy()) for value in made if value.dtype == ir.DataType.INT32))
+        runs.append(onnxruntime_run(training.model))
+    assert largest == [3 * 2 * 9, 2 * 9]
+    for name, array in runs[0].items():
+        np.testing.assert_array_equal(array, runs[1][name])
+    check_gradient(model, wrt=wrt, idle={"p0", "p1"} - set(wrt), step=1e-4)
 
 
 def deform_conv(x, w, offset_groups=1, bias=False, mask=False, places=(3, 3), **attributes):

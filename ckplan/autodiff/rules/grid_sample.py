@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
-from ckplan.autodiff.reading import attr_int, attr_str, dtype_of, required_input, shape_of
+from ckplan.autodiff.presence import read_after
+from ckplan.autodiff.reading import attr_int, attr_str, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules import sampling
-from ckplan.autodiff.slices import stretch
+from ckplan.autodiff.slices import slice_axes, stretch
+
+_MOST_PARTS = 4
+"""Parts into which a batch goes."""
+
+_PART = 2**16
+"""Elements that each of these makes at least."""
 
 _MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
@@ -21,14 +29,39 @@ def grid_sample(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Puts dy back onto the elements that each sample was made of; the grid's reads x there and sums over channels.
 
     Positions on a kink (a whole number, a border) have the derivative of one side; beyond a border it is 0, where the
-    sample does not change. Nearest sampling has zero derivative by the grid.
+    sample does not change. Nearest sampling has zero derivative by the grid. A large batch goes in parts: an
+    element has 28 bytes for a while, its index as it is given and as the kernel copies it among them.
     """
     x, grid, g = required_input(node, 0), required_input(node, 1), dy[0]
     assert g is not None
-    batch, channels, *sizes = shape_of(x)
-    count = math.prod(shape_of(grid)[1:-1])
     if 0 in shape_of(x) or 0 in shape_of(g):
         return [None, None]
+    batch = shape_of(x)[0]
+    parts = max(1, min(_MOST_PARTS, batch, size_of(g) // _PART))
+    if parts == 1:
+        return _pulled(op, node, x, grid, g)
+    late = read_after(op, x, g), read_after(op, grid, g), g
+    bounds = [batch * part // parts for part in range(parts + 1)]
+    found = [
+        _pulled(op, node, *(slice_axes(op, value, [0], [begin], [end]) for value in late))
+        for begin, end in itertools.pairwise(bounds)
+    ]
+    return [None if None in pieces else op.Concat(*pieces, axis=0) for pieces in zip(*found, strict=True)]
+
+
+def _pulled(op: Builder, node: ir.Node, x: ir.Value, grid: ir.Value, g: ir.Value) -> list[ir.Value | None]:
+    """The gradients of some samples of a batch.
+
+    Args:
+        op: the builder.
+        node: the GridSample, of the whole batch.
+        x: of these samples (B, C, *sizes).
+        grid: of these samples (B, *places, axes).
+        g: the gradient of what they became (B, C, *places).
+    """
+    batch, channels, *sizes = shape_of(x)
+    count = math.prod(shape_of(grid)[1:-1])
+    want_data, want_places = op.wants(node.inputs[0]), op.wants(node.inputs[1])
     mode = attr_str(node, "mode", "linear")
     mode = _MODES.get(mode, mode)
     padding = attr_str(node, "padding_mode", "zeros")
@@ -47,13 +80,13 @@ def grid_sample(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         op.reshape(g, [batch, channels, count]),
         taps,
         sizes,
-        want_data=op.wants(x),
-        want_places=op.wants(grid) and mode != "nearest",
+        want_data=want_data,
+        want_places=want_places and mode != "nearest",
     )
     dx = None if found.data is None else op.reshape(found.data, shape_of(x))
     if dx is not None and dx.dtype != x.dtype:
         dx = op.Cast(dx, to=x.dtype)
-    if not op.wants(grid) or mode == "nearest":
+    if not want_places or mode == "nearest":
         return [dx, None]
     # The grid names its axes from the last to the first.
     columns = [op.reshape(place, [batch, count, 1]) for place in reversed(found.places) if place is not None]
