@@ -46,18 +46,19 @@ def check_device(device: str, *, with_proof: bool) -> None:
         check_starts(device)
 
 
-def check_run_limit(*, runs: bool, option: str = "--verify") -> None:
+def check_run_limit(*, runs: bool, cost: str | None = None, option: str = "--verify") -> None:
     """Fail before any work is done if runs are limited where no file is run.
 
     Args:
-        runs: whether files run, or what nodes cost is measured.
+        runs: whether files run.
+        cost: what nodes cost; all but shapes, and what is chosen without a word, is found by running.
         option: what makes files run.
 
     Raises:
         UsageError: nothing runs.
     """
     limited = click.get_current_context().get_parameter_source("run_limit") is ParameterSource.COMMANDLINE
-    if limited and not runs:
+    if limited and not runs and cost in (None, "flops"):
         raise UsageError("`--run-limit` is that of what runs, and nothing is run", f"add {option}, or leave it out")
 
 

@@ -64,7 +64,7 @@ def command(
     check_page(output, force, model)
     check_device(device, with_proof=with_proof)
     cost = goal.cost(cost, device)
-    check_run_limit(runs=with_proof or cost != "flops")
+    check_run_limit(runs=with_proof, cost=cost)
     from ckplan.answers.analysis import analyze
     from ckplan.answers.findings import chosen
     from ckplan.answers.pareto import pareto

@@ -79,7 +79,7 @@ def command(
 
     given = read_plan(plan_file)
     cost = "flops" if plan_file else goal.cost(cost, device)
-    check_run_limit(runs=with_proof or cost != "flops")
+    check_run_limit(runs=with_proof, cost=cost)
     step = opened(model, asked, cost=cost, device=device)
     check_inputs(step, inputs, with_proof=with_proof)
     made = planned(step, strategy, goal, given)
