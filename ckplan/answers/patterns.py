@@ -113,7 +113,7 @@ def _units(nodes: Sequence[ir.Node]) -> list[_Unit]:
     """For each node the unit that it belongs to.
 
     Nodes that a node was written in are called after it: ``<name>/<operator>_<number>``, each operator numbered from 0.
-    An operator that has no number, or none from 0 on, is one of the model.
+    An operator that has no number, or none from 0 on, is one of the model. The node itself may stand behind them.
     """
     found: dict[str, list[int]] = defaultdict(list)
     for index, node in enumerate(nodes):
@@ -122,10 +122,14 @@ def _units(nodes: Sequence[ir.Node]) -> list[_Unit]:
         if slash and operator == node.op_type and number.isdigit():
             found[scope].append(index)
     units = [_Unit(_operator(node), (index,), _is_heavy(node)) for index, node in enumerate(nodes)]
+    places = {node.name: index for index, node in enumerate(nodes)}
     for scope, members in found.items():
         name = _NUMBERED.sub("", scope.rpartition("/")[2])
         starts = {nodes[index].op_type for index in members if (nodes[index].name or "").endswith("_0")}
         if len(members) > 1 and onnx.defs.has(name) and starts == {nodes[index].op_type for index in members}:
+            itself = places.get(scope)
+            if itself is not None and nodes[itself].op_type == name:
+                members = sorted([*members, itself])
             unit = _Unit(name, tuple(members), name in STANDARD and STANDARD[name].heavy)
             for index in members:
                 units[index] = unit

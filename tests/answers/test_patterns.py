@@ -69,6 +69,14 @@ def test_a_module_of_the_model_is_no_operator() -> None:
     assert [pattern.name for pattern in patterns(model)] == ["MatMul+Softmax", "MatMul"]
 
 
+def test_what_is_put_before_a_node_of_the_model_is_named_with_it() -> None:
+    model = chain("MatMul", "GlobalMaxPool", "Max", "Softmax", "MatMul")
+    names = ("MatMul", "Softmax/GlobalMaxPool_0", "Softmax/Max_0", "Softmax", "MatMul_1")
+    for node, name in zip(model.graph, names, strict=True):
+        node.name = f"/attention/{name}"
+    assert [pattern.name for pattern in patterns(model)] == ["MatMul+Softmax", "MatMul"]
+
+
 def test_transformer_blocks_begin_where_one_tensor_passes(blocks: Blocks) -> None:
     (layer,) = blocks(gpt(layers=3, width=16, heads=2, vocabulary=32, sequence=8), "layer")
     firsts = [names[0] for names in layer.occurrences]
