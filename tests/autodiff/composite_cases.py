@@ -180,6 +180,12 @@ KINDS = {
         f' y = ScatterElements <axis = 0, reduction = "add"> (z, spread, r) {SUM}',
         constants={"three": np.asarray(3), "q": values(*ROWS, seed=5)},
     ),
+    "rows taken element by element of each sample": Kind(
+        MAPS,
+        "largest = ReduceMax <keepdims = 1> (x, planes) top = ArgMax <axis = 1> (largest) at = Expand(top, sizes)"
+        f" y = GatherElements <axis = 1> (z, at) {SUM}",
+        constants={"planes": np.array([2, 3]), "sizes": np.array([2, 2, 2, 2]), "q": values(2, 1, 2, 2, seed=5)},
+    ),
     "a linear layer in chunks": Kind(
         ROWS,
         'y = MatMul(z, e) l = SoftmaxCrossEntropyLoss <reduction = "mean"> (y, t)',

@@ -62,6 +62,45 @@ def test_slices_that_are_taken(shape, axis, given):
     assert "GatherElements" not in {node.op_type for node in graph}
 
 
+NEIGHBOURS = {
+    "of each sample": ((2, 5, 3), (2, 5, 3), (2, 4, 1), (2, 4, 3), 1),
+    "of each point, among copies": ((2, 5, 1, 3), (2, 5, 4, 3), (2, 5, 4, 1), (2, 5, 4, 3), 1),
+    "of each point, among others": ((2, 5, 4, 3), (2, 5, 4, 3), (2, 5, 4, 1), (2, 5, 4, 3), 1),
+    "of fewer samples": ((3, 5, 2, 2), (3, 5, 2, 2), (4, 1, 1), (2, 4, 2, 2), 1),
+    "one for all samples": ((1, 5, 3), (2, 5, 3), (4, 1), (2, 4, 3), 1),
+    "along the second of three": ((2, 3, 5, 2), (2, 3, 5, 2), (2, 1, 4, 1), (2, 3, 4, 2), 2),
+}
+"""Shapes of the data, before and after they are copied, of indices likewise, and the axis."""
+
+
+@pytest.mark.parametrize("case", NEIGHBOURS)
+@pytest.mark.parametrize("wrt", [["p0"], ["p0", "table"]])
+def test_rows_of_each_sample(case, wrt):
+    """As pytorch3d and others take neighbours; some indices count from the end."""
+    own, sizes, given, shape, axis = NEIGHBOURS[case]
+    indices = np.random.default_rng(3).integers(-5, 5, given)
+    nodes = [
+        onnx.helper.make_node("Expand", ["p0", "sizes"], ["table"]),
+        onnx.helper.make_node("Cast", ["p0"], ["whole"], to=onnx.TensorProto.INT64),
+        onnx.helper.make_node("ReduceMax", ["whole"], ["most"], keepdims=0),
+        onnx.helper.make_node("Sub", ["most", "most"], ["nothing"]),
+        onnx.helper.make_node("Add", ["rows", "nothing"], ["read"]),
+        onnx.helper.make_node("Expand", ["read", "shape"], ["spread"]),
+        onnx.helper.make_node("GatherElements", ["table", "spread"], ["y0"], axis=axis, name="rows"),
+    ]
+    arrays = {"p0": values(*own), "rows": indices, "sizes": np.asarray(sizes), "shape": np.asarray(shape)}
+    model = weighed(nodes, [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()], ["y0"])
+    check_gradient(model)
+    training = build_training_graph(infer(model), loss="loss", wrt=["p0"], retain_grad=wrt[1:])
+    assert "GatherElements" not in {node.op_type for node in training.model.graph}
+    found = onnxruntime_run(training.model)
+    for name, gradient in training.retained.items():  # the same as where nothing is asked for but this
+        alone = build_training_graph(infer(model), loss="loss", wrt=[name])
+        np.testing.assert_array_equal(found[gradient], onnxruntime_run(alone.model)[alone.retained[name]])
+        summed = found[gradient].sum(tuple(i for i, (a, b) in enumerate(zip(own, sizes, strict=True)) if a != b))
+        np.testing.assert_allclose(summed.reshape(own), found[training.gradients["p0"]], rtol=1e-6)
+
+
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize(("shape", "axis", "given"), [((3, 4), 0, [6, 1]), ((3, 2, 2), 0, [6, 1, 1]), ((2, 3), 1, [6])])
 def test_slices_that_are_put(reduction, shape, axis, given):
