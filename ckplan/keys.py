@@ -63,6 +63,8 @@ REMOVED_DROPOUTS = PREFIX + "removed_dropouts"
 model, as `UNREAD` does: without it, that file would be trained without dropout, and nobody told."""
 UNREAD = PREFIX + "unread"
 """JSON list of the parameters of the file that no output depends on, which were removed when it was loaded."""
+RULED_OUT = PREFIX + "ruled_out"
+"""JSON list of those among them that outputs depend on where inputs are not set as they were."""
 
 SET = PREFIX + "set"
 """JSON object: the number, or numbers, that an input of the file was set to, by the name of the input."""

@@ -24,27 +24,29 @@ class Tensors:
         inputs: graph inputs.
         activations: what the nodes of the main graph make.
         unread: names of parameters of the file that no output depends on.
+        ruled_out: those among them that outputs depend on where inputs are not set.
     """
 
     parameters: tuple[ir.Value, ...]
     inputs: tuple[ir.Value, ...]
     activations: tuple[ir.Value, ...]
     unread: tuple[str, ...] = ()
+    ruled_out: tuple[str, ...] = ()
 
 
-def floating_tensors(graph: ir.Graph, unread: Sequence[str] = ()) -> Tensors:
+def floating_tensors(graph: ir.Graph, unread: Sequence[str] = (), ruled_out: Sequence[str] = ()) -> Tensors:
     """Collect the floating-point tensors of a graph.
 
     Args:
         graph: the forward graph.
         unread: names of parameters of the file that no output depends on.
+        ruled_out: see `Tensors`.
     """
     parameters = tuple(value for value in graph.initializers.values() if is_floating(value))
     inputs = tuple(value for value in graph.inputs if is_floating(value) and not value.is_initializer())
     made = (value for node in graph for value in known_outputs(node))
-    return Tensors(
-        parameters, inputs, tuple(value for value in made if value.name and is_floating(value)), tuple(unread)
-    )
+    activations = tuple(value for value in made if value.name and is_floating(value))
+    return Tensors(parameters, inputs, activations, tuple(unread), tuple(ruled_out))
 
 
 def names_of(value: ir.Value) -> tuple[str, ...]:
@@ -74,10 +76,10 @@ def matching(option: str, pattern: str, tensors: Tensors) -> list[ir.Value]:
         if found:
             return found
     if unread := next((name for name in tensors.unread if name == pattern or fnmatchcase(name, pattern)), None):
-        raise UsageError(
-            f"`{option} {pattern}` names '{unread}', which no output of the model depends on",
-            "leave it out: such a parameter gets no gradient",
-        )
+        problem = f"`{option} {pattern}` names '{unread}', which no output of the model depends on"
+        if unread in tensors.ruled_out:
+            raise UsageError(f"{problem} as `--set` sets its inputs", "leave one of the two out, or set another number")
+        raise UsageError(problem, "leave it out: such a parameter gets no gradient")
     groups = (tensors.parameters, tensors.inputs, tensors.activations)
     names = [name for group in groups for value in group for name in names_of(value)]
     near = difflib.get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.4)

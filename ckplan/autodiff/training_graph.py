@@ -128,8 +128,9 @@ def build_training_graph(
     model = forward.clone()
     graph = model.graph
     forget_training(model)
-    unread = listed_names(model.metadata_props, keys.UNREAD)
-    model.metadata_props.pop(keys.UNREAD, None)
+    unread, ruled_out = (listed_names(model.metadata_props, key) for key in (keys.UNREAD, keys.RULED_OUT))
+    for key in (keys.UNREAD, keys.RULED_OUT):
+        model.metadata_props.pop(key, None)
     refuse_own_domain(graph)
     name_nodes(graph)
     uses = {value: uses_of(value) for value in graph.initializers.values() if is_floating(value)}
@@ -137,7 +138,7 @@ def build_training_graph(
     forms = _enter_training(op, model) if training else TrainingForms()
     write_out_batch_statistics(op)
     time_notes = prepare_recurrences(op, time_checkpoints, store)
-    tensors = floating_tensors(graph, unread)
+    tensors = floating_tensors(graph, unread, ruled_out)
     request = request_of(tensors, wrt, no_grad, retain_grad, params)
     losses = [loss] if isinstance(loss, str) else loss or ()
     _join_formulas(op, request, grad_ys, uses)

@@ -129,8 +129,12 @@ class Snapshot:
     occupancy: Occupancy | None = field(default=None, compare=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON-ready form, without the timeline."""
+        """A JSON-ready form, without the timeline.
+
+        What is recomputed stands under ``recomputed_tensors``: elsewhere ``recomputed`` is a number of nodes.
+        """
         kept = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in _NOT_KEPT}
+        kept = {_RECOMPUTED if name == "recomputed" else name: value for name, value in kept.items()}
         return {**jsonable(kept), "settings": self.settings and self.settings.to_json()}
 
     @classmethod
@@ -141,6 +145,7 @@ class Snapshot:
             KeyError, TypeError, ValueError: the data is of another form.
         """
         fingerprint, settings, measured = data["fingerprint"], data["settings"], data["measured"]
+        recomputed = data[_RECOMPUTED] if _RECOMPUTED in data else data["recomputed"]  # as earlier baselines have it
         return cls(
             source=str(data["source"]),
             fingerprint=None if fingerprint is None else _record(Fingerprint, fingerprint),
@@ -154,10 +159,13 @@ class Snapshot:
             unplanned=None if data["unplanned"] is None else int(data["unplanned"]),
             overhead=None if data["overhead"] is None else float(data["overhead"]),
             measured=None if measured is None else _record(Measured, measured),
-            recomputed={str(name): int(size) for name, size in data["recomputed"].items()},
+            recomputed={str(name): int(size) for name, size in recomputed.items()},
             at_peak=tuple(_record(PeakBuffer, alive) for alive in data["at_peak"]),
         )
 
+
+_RECOMPUTED = "recomputed_tensors"
+"""Key of the tensors that are recomputed, with their bytes."""
 
 _NOT_KEPT = frozenset({"timeline", "occupancy"})
 """What of a snapshot is not kept in files."""

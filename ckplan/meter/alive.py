@@ -41,12 +41,14 @@ class Inside:
         alive: the buffers that hold activations at the measured peak, largest first; outputs of the file left out.
         workspaces: bytes that the kernel of each step takes while it runs, as the simulator has it.
         arena: what onnxruntime's arena, at its defaults, was to make of it over several runs; None if nobody asked.
+        threads: those whose workspaces are expected; None if nobody asked.
     """
 
     expected: Timeline
     alive: tuple[LiveTensor, ...]
     workspaces: tuple[int, ...]
     arena: ExpectedArena | None = None
+    threads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

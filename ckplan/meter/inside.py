@@ -96,6 +96,7 @@ def look_inside(
         arena=expected_arena(
             allocations(problem, order, shapes, in_use_before(run), pattern=has_memory_pattern(executed.graph))
         ),
+        threads=threads or RUNTIMES[device].threads,
     )
 
 

@@ -17,7 +17,8 @@ def note_unread(model: ir.Model) -> None:
 
     Args:
         model: as it was read, or once more when the branches that are not taken have fallen away. Its metadata gets
-            `keys.UNREAD` where there are any, beside those that it tells of already.
+            `keys.UNREAD` where there are any, beside those that it tells of already; and `keys.RULED_OUT` where a
+            number that an input is set to has made them so.
     """
     graph = model.graph
     read = {*graph.outputs, *(value for node in needed_nodes(graph, graph.outputs) for value in reads(node))}
@@ -26,3 +27,5 @@ def note_unread(model: ir.Model) -> None:
     if found:
         before = listed_names(model.metadata_props, keys.UNREAD)
         model.metadata_props[keys.UNREAD] = json.dumps(list(dict.fromkeys([*before, *found])))
+        if keys.SET in model.metadata_props and (ruled_out := [name for name in found if name not in before]):
+            model.metadata_props[keys.RULED_OUT] = json.dumps(ruled_out)

@@ -229,6 +229,16 @@ def test_a_parameter_that_no_output_depends_on(option: str, pattern: str):
     assert keys.UNREAD not in training.model.metadata_props
 
 
+def test_what_no_output_depends_on_whatever_inputs_are_set_to():
+    text = "g (float[3] x, float c) => (float[3] y) { y = Mul(x, w) u = Mul(x, lonely) z = Mul(u, c) }"
+    weights = {name: values(3).astype("float32") for name in ("w", "lonely")}
+    model = normalise(parse(text, **weights), fixed={"c": 2.0}).model
+    with pytest.raises(UsageError, match="depends on; leave it out: such a parameter gets no gradient"):
+        build_training_graph(model, wrt=["lonely"])
+    training = build_training_graph(model)
+    assert keys.RULED_OUT not in training.model.metadata_props
+
+
 @pytest.mark.parametrize("pattern", ["v", "b", "v*"])
 def test_a_parameter_of_a_branch_that_is_ruled_out(pattern: str):
     text = """g (float[3] x, bool c) => (float[3] y) {
@@ -239,7 +249,8 @@ def test_a_parameter_of_a_branch_that_is_ruled_out(pattern: str):
     }"""
     model = parse(text, w=values(3).astype("float32"), v=values(3).astype("float32"))
     model = normalise(model, fixed={"c": True}).model
-    with pytest.raises(UsageError, match=rf"`--wrt {re.escape(pattern)}` names '[vb]', which no output of the model"):
+    said = rf"`--wrt {re.escape(pattern)}` names '[vb]', which no output of the model depends on as `--set` sets its"
+    with pytest.raises(UsageError, match=said):
         build_training_graph(model, wrt=[pattern])
     assert list(build_training_graph(model).gradients) == ["w"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ckplan import __version__
-from ckplan.comparison import Settings, is_json, read_snapshots, write_baseline
+from ckplan.comparison import Settings, Snapshot, is_json, read_snapshots, write_baseline
 from ckplan.errors import ModelError, UsageError
 from tests.comparison.examples import measured, snapshot
 
@@ -105,3 +105,9 @@ def test_a_forged_buffer_is_named(tmp_path: Path, key: str, value: object) -> No
     path.write_text(json.dumps(data))
     with pytest.raises(ModelError, match=rf"is damaged: `{key}` is"):
         read_snapshots(path)
+
+
+def test_a_baseline_of_before_calls_what_is_recomputed_by_another_name() -> None:
+    data = FULL.to_json()
+    before = {**data, "recomputed": data.pop("recomputed_tensors")}
+    assert Snapshot.from_json(before) == FULL

@@ -29,6 +29,12 @@ def squeezed(report: str) -> list[str]:
     return [" ".join(line.split()) for line in report.splitlines()]
 
 
+def test_threads_that_nobody_chose_are_told_apart_from_those_that_are_expected() -> None:
+    looked = Inside(timeline(1, 24), (), (0, 512), threads=2)
+    title = measurement(example(inside=looked)).sections[0].title
+    assert title.endswith("onnxruntime's choice of threads (expected: the workspaces of 2 threads)")
+
+
 def test_the_page_holds_what_was_measured_beside_what_was_expected() -> None:
     page = squeezed(printed(measurement(example())))
     for line in (

@@ -40,8 +40,7 @@ _LEAST = 1e-3
 
 def measurement(found: Measurement, limits: Bisection | None = None) -> Document:
     """What a file takes: its figures, its memory over the run, what is alive at the peak, the slowest nodes."""
-    threads = "onnxruntime's choice of threads" if found.threads is None else counted(found.threads, "thread")
-    title = f"Measured in onnxruntime {found.onnxruntime} on {found.device}, {threads}"
+    title = f"Measured in onnxruntime {found.onnxruntime} on {found.device}, {_threads(found)}"
     sections = [Section(title, (_figures(found),))]
     if limits is not None:
         sections.append(_bisection(limits))
@@ -54,6 +53,15 @@ def measurement(found: Measurement, limits: Bisection | None = None) -> Document
         sections.append(_slowest(counters))
     level = "failed" if found.problems else "passed"
     return Document(summary(found), (*sections, *listed("Problems", found.problems)), found.notes, level)
+
+
+def _threads(found: Measurement) -> str:
+    """On how many threads kernels ran, and for how many workspaces are expected where that is not known."""
+    if found.threads is not None:
+        return counted(found.threads, "thread")
+    expected = None if found.inside is None else found.inside.threads
+    what = "" if expected is None else f" (expected: the workspaces of {counted(expected, 'thread')})"
+    return f"onnxruntime's choice of threads{what}"
 
 
 def summary(found: Measurement) -> str:
