@@ -417,6 +417,10 @@ class Builder:
         """Return the value in an element type; itself if it has that type."""
         return value if value.dtype == dtype else self.Cast(value, to=dtype)
 
+    def wide(self, value: ir.Value) -> ir.Value:
+        """Return the value in at least single precision."""
+        return self.Cast(value, to=ir.DataType.FLOAT) if dtype_of(value).itemsize < 4 else value
+
     def expand(self, value: ir.Value, shape: Collection[int]) -> ir.Value:
         """Broadcast to a shape; no node if it is that shape already."""
         if shape_of(value) == tuple(shape):

@@ -204,11 +204,15 @@ class Softsign(OpRun):
 
 
 class LpPool(OpRun):
-    """Windows that reach over the end, as ceil_mode has them, are counted once; onnx's own repeats what they hold."""
+    """Windows that reach over the end, as ceil_mode has them, are counted once; onnx's own repeats what they hold.
+
+    No kernel rounds between, so that powers of half precision find a place.
+    """
 
     def _run(self, x, auto_pad="NOTSET", ceil_mode=0, dilations=None, kernel_shape=None, p=2, pads=None, strides=None):
-        total, _ = _window_sums(np.abs(x) ** p, auto_pad, ceil_mode, 0, dilations, kernel_shape, pads, strides)
-        return (total ** (1 / p),)
+        powers = np.abs(x.astype(np.float64)) ** p
+        total, _ = _window_sums(powers, auto_pad, ceil_mode, 0, dilations, kernel_shape, pads, strides)
+        return ((total ** (1 / p)).astype(x.dtype),)
 
 
 class GlobalMaxPool(OpRun):
@@ -219,10 +223,11 @@ class GlobalMaxPool(OpRun):
 
 
 class GlobalLpPool(OpRun):
-    """Over all spatial axes."""
+    """Over all spatial axes, as LpPool."""
 
     def _run(self, x, p=2):
-        return ((np.abs(x) ** p).sum(axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / p),)
+        powers = np.abs(x.astype(np.float64)) ** p
+        return ((powers.sum(axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / p)).astype(x.dtype),)
 
 
 def _normal(x, axes, epsilon):

@@ -19,7 +19,8 @@ from ckplan.model.execute import random_inputs
 from ckplan.model.half import half_precision_notes, loading_advice
 from ckplan.model.loading import normalise
 from ckplan.model.saving import save
-from tests.autodiff.gradcheck import onnxruntime_run, parse, reference
+from tests.autodiff.gradcheck import infer, node_model, onnxruntime_run, parse, reference, values
+from tests.autodiff.reference_operators import use_reference_operators  # noqa: F401  (a fixture)
 from tests.node_cases.retype import retyped
 
 Array = np.ndarray
@@ -234,3 +235,29 @@ def test_bfloat16_by_the_reference() -> None:
     found = reference(training.model, {"x": x})[training.gradients["w"]]
     assert found.dtype == x.dtype
     assert np.isfinite(found.astype(np.float32)).all()
+
+
+@pytest.mark.parametrize(
+    ("op_type", "inputs", "attributes"),
+    [
+        ("GlobalLpPool", [values(1, 2, 8, 8, low=10.0, high=60.0)], {"p": 4}),
+        ("LpPool", [values(1, 2, 8, 8, low=1e-3, high=2e-2)], {"p": 4, "kernel_shape": [3, 3]}),
+        ("Gelu", [values(50, low=-300.0, high=300.0)], {"approximate": "tanh"}),
+        ("GridSample", [values(1, 1, 2, 400), values(1, 3, 3, 2, low=-0.9, high=0.9)], {}),
+        ("DeformConv", [values(1, 1, 2, 200), values(1, 1, 1, 1, seed=1), values(1, 2, 2, 200, seed=2)], {}),
+    ],
+    ids=lambda part: part if isinstance(part, str) else "",
+)
+@pytest.mark.usefixtures("use_reference_operators")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_what_half_precision_has_no_place_for_is_computed_in_float32(
+    op_type: str, inputs: list[Array], attributes: dict[str, Any]
+) -> None:
+    """Powers of small and large numbers, and positions between elements of which there are hundreds."""
+    half = retyped(node_model(op_type, *inputs, opset=22, **attributes), TensorProto.FLOAT16)
+    single = retyped(half, TensorProto.FLOAT)
+    trainings = [build_training_graph(infer(model), loss="loss", wrt=["p*"]) for model in (half, single)]
+    found, wanted = (reference(training.model) for training in trainings)
+    for name in trainings[0].gradients.values():
+        assert found[name].dtype == np.float16
+        np.testing.assert_allclose(found[name], wanted[name], rtol=0, atol=2e-2 * np.abs(wanted[name]).max())

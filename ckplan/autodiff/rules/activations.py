@@ -34,6 +34,9 @@ _FACTORS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "Mul", "Einsum"
 #: Numbers that are to be scaled alike are divided into up to so many channels: each part of a GPU then has some.
 _CHANNELS = 512
 
+#: From here on the tanh approximation of Gelu is x, or 0, in half precision.
+_SATURATED = 32.0
+
 _SELU_ALPHA = 1.67326319217681884765625
 _SELU_GAMMA = 1.05070102214813232421875
 
@@ -240,8 +243,11 @@ def _gelu_tanh(op: Builder, x: ir.Value, g: ir.Value | None) -> ir.Value:
     """The approximation is x s with s = sigmoid(v), v = x (2c + 2c k x^2); its derivative s (1 + (1 - s) x v').
 
     In this order four tensors of the size of x live at a time. The two squares are made in different ways, as
-    onnxruntime would merge equal ones and keep the result in between.
+    onnxruntime would merge equal ones and keep the result in between. The third power of x has no place in float16;
+    far from zero s is 0 or 1 whatever x is.
     """
+    if dtype_of(x).itemsize < 4:
+        x = op.Clip(x, *np.asarray([-_SATURATED, _SATURATED], dtype_of(x)))
     c = 2 * math.sqrt(2 / math.pi)
     k = 0.044715 * c
     v = op.Mul(_affine(op, op.Mul(x, x), k, c), x)

@@ -21,6 +21,7 @@ def deform_conv(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """A product of the weight with sampled columns, one per tap; both are differentiated, the columns recomputed.
 
     Four tensors of the size of the columns live at a time: their gradient, an index, what was read, and a product.
+    They are of single precision at least: half does not tell where between two elements of many a tap reads.
     """
     x, weight, offset = (required_input(node, index) for index in range(3))
     bias, mask, g = input_of(node, 3), input_of(node, 4), dy[0]
@@ -46,25 +47,25 @@ def deform_conv(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         columns = op.MatMul(op.transpose(rows, (0, 2, 1)), g_rows)
         found = sampling.pull_back(
             op,
-            op.reshape(x, [*sampled[:2], math.prod(sizes)]),
-            op.reshape(columns, sampled),
+            op.wide(op.reshape(x, [*sampled[:2], math.prod(sizes)])),
+            op.wide(op.reshape(columns, sampled)),
             _taps(op, offset, g, window, sampled[0]),
             sizes,
             want_data=x in wanted,
             want_places=offset in wanted,
-            gain=op.reshape(mask, [sampled[0], 1, count]) if mask is not None else None,
+            gain=op.wide(op.reshape(mask, [sampled[0], 1, count])) if mask is not None else None,
             want_gain=mask in wanted,
             want_samples=weight in wanted,
         )
         if found.data is not None:
-            dx = op.reshape(found.data, shape_of(x))
+            dx = op.cast(op.reshape(found.data, shape_of(x)), x.dtype)
         if offset in wanted:
             apart = [op.reshape(p, [sampled[0], window.size, 1, window.places]) for p in found.places if p is not None]
-            doffset = op.reshape(op.Concat(*apart, axis=2), shape_of(offset))
+            doffset = op.cast(op.reshape(op.Concat(*apart, axis=2), shape_of(offset)), x.dtype)
         if found.gain is not None and mask is not None:
-            dmask = op.reshape(found.gain, shape_of(mask))
+            dmask = op.cast(op.reshape(found.gain, shape_of(mask)), x.dtype)
         if found.samples is not None:
-            again = op.reshape(found.samples, [batch, groups, per_group, window.places])
+            again = op.reshape(op.cast(found.samples, x.dtype), [batch, groups, per_group, window.places])
             product = op.MatMul(g_rows, op.transpose(again, (0, 1, 3, 2)))
             dweight = op.reshape(op.reduce_sum(product, [0], keepdims=False), shape_of(weight))
     return [dx, dweight, doffset, dbias, dmask]
@@ -72,12 +73,13 @@ def deform_conv(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 
 def _taps(op: Builder, offset: ir.Value, after: ir.Value, window: Window, images: int) -> list[list[sampling.Tap]]:
     """Return the taps along both axes of what each place reads: where a plain convolution would, plus the offset."""
-    apart = op.reshape(sampling.gated(op, offset, after), [images, window.size, 2, window.places])
+    wide = op.wide(sampling.gated(op, offset, after))
+    apart, dtype = op.reshape(wide, [images, window.size, 2, window.places]), dtype_of(wide)
     taps = []
     for axis, size in enumerate(window.inputs):
         moved = op.reshape(stretch(op, apart, 2, axis, axis + 1), [images, 1, window.size * window.places])
-        place = op.Add(moved, _regular(window, axis).astype(dtype_of(offset)))
-        one = op.constant(np.ones((1, 1, 1), dtype_of(offset)))
+        place = op.Add(moved, _regular(window, axis).astype(dtype))
+        one = op.constant(np.ones((1, 1, 1), dtype))
         taps.append(sampling.linear_taps(op, sampling.Position(place, one), size, zeros=True))
     return taps
 

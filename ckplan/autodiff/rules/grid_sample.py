@@ -30,7 +30,8 @@ def grid_sample(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 
     Positions on a kink (a whole number, a border) have the derivative of one side; beyond a border it is 0, where the
     sample does not change. Nearest sampling has zero derivative by the grid. A large batch goes in parts: an
-    element has 28 bytes for a while, its index as it is given and as the kernel copies it among them.
+    element has 28 bytes for a while, its index as it is given and as the kernel copies it among them. Positions are
+    found in single precision: half of it does not tell where between two elements of many a sample lies.
     """
     x, grid, g = required_input(node, 0), required_input(node, 1), dy[0]
     assert g is not None
@@ -66,10 +67,8 @@ def _pulled(op: Builder, node: ir.Node, x: ir.Value, grid: ir.Value, g: ir.Value
     mode = _MODES.get(mode, mode)
     padding = attr_str(node, "padding_mode", "zeros")
     aligned = bool(attr_int(node, "align_corners", 0))
-    data = x
-    if x.dtype != grid.dtype:
-        data, g = op.Cast(x, to=grid.dtype), op.Cast(g, to=grid.dtype)
-    flat = op.reshape(sampling.gated(op, grid, g), [batch, count, len(sizes)])
+    flat = op.reshape(op.wide(sampling.gated(op, grid, g)), [batch, count, len(sizes)])
+    data, g = op.cast(x, flat.dtype), op.cast(g, flat.dtype)
     taps = [
         _taps(op, _coordinate(op, flat, len(sizes) - 1 - axis), size, mode, padding, aligned)
         for axis, size in enumerate(sizes)
@@ -83,14 +82,12 @@ def _pulled(op: Builder, node: ir.Node, x: ir.Value, grid: ir.Value, g: ir.Value
         want_data=want_data,
         want_places=want_places and mode != "nearest",
     )
-    dx = None if found.data is None else op.reshape(found.data, shape_of(x))
-    if dx is not None and dx.dtype != x.dtype:
-        dx = op.Cast(dx, to=x.dtype)
+    dx = None if found.data is None else op.cast(op.reshape(found.data, shape_of(x)), x.dtype)
     if not want_places or mode == "nearest":
         return [dx, None]
     # The grid names its axes from the last to the first.
     columns = [op.reshape(place, [batch, count, 1]) for place in reversed(found.places) if place is not None]
-    return [dx, op.reshape(op.Concat(*columns, axis=2), shape_of(grid))]
+    return [dx, op.cast(op.reshape(op.Concat(*columns, axis=2), shape_of(grid)), grid.dtype)]
 
 
 def _coordinate(op: Builder, grid: ir.Value, column: int) -> ir.Value:

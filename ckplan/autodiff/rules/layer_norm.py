@@ -42,7 +42,7 @@ def layer_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         if dy[0] is not None and not any(dy[1:]) and _is_plain(op, node) and is_kept(op, node.outputs[0]):
             return [_of_rows(op, node.outputs[0], dy[0], inverse, axes), None]
         return _normalization(op, node, dy, x, mean, inverse, axes)
-    x, dy = _wide(op, x), [None if g is None else _wide(op, g) for g in dy]
+    x, dy = op.wide(x), [None if g is None else op.wide(g) for g in dy]
     count = math.prod(shape_of(x)[axis] for axis in axes)
     mean = op.Mul(op.reduce_sum(x, axes), 1.0 / count)
     centred = op.Sub(x, mean)
@@ -56,7 +56,7 @@ def rms_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Reads x; the inverse root mean square of each row is recomputed from it."""
     x = required_input(node, 0)
     axes = _axes(node, x)
-    x, dy = _wide(op, x), [None if g is None else _wide(op, g) for g in dy]
+    x, dy = op.wide(x), [None if g is None else op.wide(g) for g in dy]
     square = op.ReduceMean(op.Mul(x, x), np.asarray(axes, dtype=np.int64), keepdims=1)
     inverse = inverse_deviation(op, square, attr_float(node, "epsilon", _EPSILON))
     return _normalization(op, node, dy, x, None, inverse, axes)
@@ -92,11 +92,6 @@ def _of_rows(op: Builder, y: ir.Value, dy: ir.Value, inverse: ir.Value, axes: Se
 def _axes(node: ir.Node, x: ir.Value) -> list[int]:
     rank = len(shape_of(x))
     return list(range(attr_int(node, "axis", -1) % rank, rank))
-
-
-def _wide(op: Builder, value: ir.Value) -> ir.Value:
-    """Return a value in at least single precision."""
-    return op.Cast(value, to=ir.DataType.FLOAT) if dtype_of(value).itemsize < 4 else value
 
 
 def _statistics(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value]:
@@ -137,7 +132,7 @@ def _normalization(
     centred = x if mean is None else affine(op, x, None, op.Neg(mean)) if short else op.Sub(x, mean)
     dx = dscale = dbias = along = offset = scaled = None
     if g is not None:
-        wide_scale, by_place = _wide(op, scale), _is_by_place(shape_of(scale), shape_of(x), axes)
+        wide_scale, by_place = op.wide(scale), _is_by_place(shape_of(scale), shape_of(x), axes)
         dbias = op.sum_to_shape(g, shape_of(bias)) if bias is not None and op.wants(bias) else None
         product = op.Mul(g, centred)
         dscale = _by_scale(op, product, inverse, scale, by_place) if op.wants(scale) else None

@@ -228,12 +228,16 @@ def global_max_pool(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 
 @rule("LpPool")
 def lp_pool(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Is sgn(x) |x|^(p-1) times dy / y^(p-1), summed over the windows that read x; 0 where a window is all zero."""
+    """Is sgn(x) |x|^(p-1) times dy / y^(p-1), summed over the windows that read x; 0 where a window is all zero.
+
+    Powers of what half precision holds have no place in it.
+    """
     x, upstream = required_input(node, 0), dy[0]
     assert upstream is not None
     p = attr_int(node, "p", 2)
-    shared = spread(op, _over_norm(op, upstream, node.outputs[0], p), _window(node, x))
-    return [_times_power(op, x, shared, p)]
+    source, norm, g = (op.wide(value) for value in (x, node.outputs[0], upstream))
+    shared = spread(op, _over_norm(op, g, norm, p), _window(node, x))
+    return [op.cast(_times_power(op, source, shared, p), x.dtype)]
 
 
 @rule("GlobalLpPool")
@@ -242,7 +246,8 @@ def global_lp_pool(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     x, upstream = required_input(node, 0), dy[0]
     assert upstream is not None
     p = attr_int(node, "p", 2)
-    return [_times_power(op, x, _over_norm(op, upstream, node.outputs[0], p), p)]
+    source, norm, g = (op.wide(value) for value in (x, node.outputs[0], upstream))
+    return [op.cast(_times_power(op, source, _over_norm(op, g, norm, p), p), x.dtype)]
 
 
 def _over_norm(op: Builder, dy: ir.Value, y: ir.Value, p: int) -> ir.Value:
