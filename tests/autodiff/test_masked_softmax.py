@@ -28,7 +28,7 @@ def attention(mask=-100.0, scores="s = Add(products, m)") -> onnx.ModelProto:
     }}"""
     arrays = {"p0": values(2, 5, 4), "p1": values(2, 4, 5, seed=1), "p2": values(2, 5, 3, seed=2)}
     arrays |= {"weights": values(2, 5, 3, seed=3), "m": np.where(MASK > 0, mask, 0.0)}
-    arrays |= {"masked": MASK > 0, "low": np.asarray(mask)}
+    arrays |= {"masked": MASK > 0, "shown": MASK <= 0, "low": np.asarray(mask), "least": np.asarray(-1e9)}
     proto = onnx.parser.parse_model(text)
     read = {name for node in proto.graph.node for name in node.input}
     proto.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in arrays.items() if n in read)
@@ -106,7 +106,13 @@ def test_a_score_that_is_nan_alone_is_not_hidden():
     assert np.isnan(chances_of(model)[:, 1]).all()
 
 
-@pytest.mark.parametrize("scores", ["s = Add(products, m)", "s = Where(masked, low, products)"])
+PARTLY_FED = """some = Greater(products, least)
+        both = And(some, shown)
+        s = Where(both, products, low)"""
+"""Behind a mask of which the file fixes a part: what is shown depends on something else as well."""
+
+
+@pytest.mark.parametrize("scores", ["s = Add(products, m)", "s = Where(masked, low, products)", PARTLY_FED])
 @pytest.mark.parametrize("mask", [-np.inf, -3e38, -1e4])
 def test_behind_a_far_lower_mask_nothing_changes_that_counts(scores, mask, monkeypatch):
     monkeypatch.setattr(masked_softmax, "_LONG_ROW", 5)

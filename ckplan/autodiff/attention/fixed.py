@@ -8,8 +8,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.reading import size_of
+from ckplan.autodiff.reading import required_input, size_of
 from ckplan.model.node_evaluation import evaluated
+from ckplan.operators.matching import is_op
 
 Fixed = Callable[[ir.Value | None], np.ndarray | None]
 """Tells what the file fixes a value to; None where anything else counts."""
@@ -18,6 +19,7 @@ _MOST_ELEMENTS = 2**26
 """Of a value that is looked at."""
 _MOST_STEPS = 24
 """Nodes between what is stored and a mask, at most."""
+_NOWHERE = np.zeros((1, 1), dtype=bool)
 
 
 def fixed_arrays(op: Builder, held: Container[ir.Value]) -> Fixed:
@@ -61,3 +63,26 @@ def _once(array: np.ndarray) -> np.ndarray:
         if array.shape[axis] > 1 and np.array_equal(np.broadcast_to(first, array.shape), array):
             array = first
     return array
+
+
+def certainly(condition: ir.Value, fixed: Fixed) -> tuple[np.ndarray, np.ndarray]:
+    """Return where a condition is true, and where it is false, whatever is fed.
+
+    Args:
+        condition: of truth values.
+        fixed: tells what the file fixes.
+    """
+    known = fixed(condition)
+    if known is not None:
+        known = np.atleast_2d(known)
+        return known, ~known
+    node = condition.producer()
+    if not is_op(node, ("And", "Not", "Or")):
+        return _NOWHERE, _NOWHERE
+    parts = [certainly(required_input(node, index), fixed) for index in range(len(node.inputs))]
+    if node.op_type == "Not":
+        return parts[0][::-1]
+    (first_true, first_false), (second_true, second_false) = parts
+    if node.op_type == "And":
+        return first_true & second_true, first_false | second_false
+    return first_true | second_true, first_false & second_false

@@ -13,7 +13,7 @@ from functools import reduce
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.autodiff.attention.fixed import Fixed
+from ckplan.autodiff.attention.fixed import Fixed, certainly
 from ckplan.autodiff.attention.pattern import Attention
 from ckplan.autodiff.reading import required_input, shape_of
 from ckplan.operators.matching import is_op
@@ -107,27 +107,9 @@ def _hidden_by_choice(node: ir.Node, attention: Attention, fixed: Fixed) -> _Hid
     parts = [_hidden(operand, attention, fixed) for operand in operands]
     if parts[0] is None or parts[1] is None:
         return None
-    true, false = _certain(condition, fixed)
+    true, false = certainly(condition, fixed)
     first, second = parts[0].always, parts[1].always
     always = (true & first) | (false & second) | (first & second)
     settled = bool((true | false).all())
     possible = not settled and (bool(first.any()) or bool(second.any()))
     return _Hidden(always, possible or parts[0].sometimes or parts[1].sometimes)
-
-
-def _certain(condition: ir.Value, fixed: Fixed) -> tuple[np.ndarray, np.ndarray]:
-    """Where a condition is true, and where it is false, whatever is fed."""
-    known = fixed(condition)
-    if known is not None:
-        known = np.atleast_2d(known)
-        return known, ~known
-    node = condition.producer()
-    if not is_op(node, ("And", "Not", "Or")):
-        return _NOTHING, _NOTHING
-    parts = [_certain(required_input(node, index), fixed) for index in range(len(node.inputs))]
-    if node.op_type == "Not":
-        return parts[0][::-1]
-    (first_true, first_false), (second_true, second_false) = parts
-    if node.op_type == "And":
-        return first_true & second_true, first_false | second_false
-    return first_true | second_true, first_false & second_false

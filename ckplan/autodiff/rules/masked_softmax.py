@@ -19,9 +19,10 @@ from collections.abc import Container, Iterator
 import numpy as np
 import onnx_ir as ir
 
+from ckplan.autodiff.attention.fixed import Fixed, certainly, fixed_arrays
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN, outline
-from ckplan.autodiff.reading import attr_int, shape_of
+from ckplan.autodiff.reading import attr_int, required_input, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.row_maxima import LEAST, row_maxima
 from ckplan.autodiff.rules.softmax import from_probabilities
@@ -50,6 +51,7 @@ def outline_masked_softmaxes(op: Builder, held: Container[ir.Value] = ()) -> Non
         op: builder of the forward graph.
         held: values that gradients are asked for, or that are differentiated; they stay what they are.
     """
+    fixed = fixed_arrays(op, held)
     for softmax in list(op.graph):
         if not is_op(softmax, "Softmax"):
             continue
@@ -57,9 +59,9 @@ def outline_masked_softmaxes(op: Builder, held: Container[ir.Value] = ()) -> Non
         if y in held or y.is_graph_output() or y.dtype != ir.DataType.FLOAT or x is None:
             continue
         axis = attr_int(softmax, "axis", -1)
-        moderate = any(_is_moderate(mask) for mask in _constants(op, x, _MOST_STEPS))
+        moderate = any(_is_moderate(mask) for mask in _constants(fixed, x, _MOST_STEPS))
         long = shape_of(x)[axis] >= _LONG_ROW
-        if not moderate and not (long and _lowest_share(op, x, _MOST_STEPS) >= _FAIR_SHARE):
+        if not moderate and not (long and _lowest_share(fixed, x, _MOST_STEPS) >= _FAIR_SHARE):
             continue
         with op.scope(str(softmax.name), "forward", before=softmax), op.recording() as nodes:
             lifted = op.Max(x, _floors(op, x, axis))
@@ -76,9 +78,9 @@ def _floors(op: Builder, x: ir.Value, axis: int) -> ir.Value:
     return op.Where(op.Equal(largest, LEAST), np.float32(-np.inf), floors)
 
 
-def _constants(op: Builder, value: ir.Value, steps: int) -> Iterator[np.ndarray]:
+def _constants(fixed: Fixed, value: ir.Value, steps: int) -> Iterator[np.ndarray]:
     """Tensors fixed in the file that are added to a value, or chosen for it."""
-    known = op.constant_of(value)
+    known = fixed(value)
     if known is not None:
         yield known
     node = value.producer()
@@ -86,34 +88,31 @@ def _constants(op: Builder, value: ir.Value, steps: int) -> Iterator[np.ndarray]
         return
     for read in node.inputs:
         if read is not None and read.dtype == ir.DataType.FLOAT:
-            yield from _constants(op, read, steps - 1)
+            yield from _constants(fixed, read, steps - 1)
 
 
 def _is_moderate(mask: np.ndarray) -> bool:
     return bool(np.any((mask > _LOWEST) & (mask < _HIGHEST)))
 
 
-def _lowest_share(op: Builder, value: ir.Value | None, steps: int) -> float:
-    """The share of scores that a mask fixed in the file takes to less than `_LOWEST`; the largest of several masks.
+def _lowest_share(fixed: Fixed, value: ir.Value | None, steps: int) -> float:
+    """The share of scores that a mask takes to less than `_LOWEST` whatever is fed; the largest of several masks.
 
     It tells what exponentials will cost, and may be wrong by a mask that is overlooked; what nobody needs to compute
     has to be certain (`ckplan.autodiff.attention.hidden`).
     """
-    known = op.constant_of(value)
+    known = fixed(value)
     if known is not None:
         return float(np.mean(known < _LOWEST)) if known.size else 0.0
     node = None if value is None else value.producer()
     if not is_op(node, _ON_THE_WAY) or not steps:
         return 0.0
     read = [v for v in node.inputs if v is not None and v.dtype == ir.DataType.FLOAT]
-    shares = [_lowest_share(op, v, steps - 1) for v in read]
-    if node.op_type != "Where":
-        return max(shares)
-    chosen = op.constant_of(node.inputs[0])
-    if chosen is None or len(shares) < 2:
-        return 0.0
-    first = float(np.mean(chosen))
-    return shares[0] * first + shares[1] * (1 - first)
+    shares = [_lowest_share(fixed, v, steps - 1) for v in read]
+    if node.op_type != "Where" or len(shares) < 2:
+        return max(shares, default=0.0)
+    chosen = certainly(required_input(node, 0), fixed)
+    return sum(share * float(np.mean(there)) for share, there in zip(shares, chosen, strict=True))
 
 
 @rule("MaskedSoftmax", domain=DOMAIN, leading=1)
