@@ -242,6 +242,9 @@ def test_bfloat16_by_the_reference() -> None:
     [
         ("GlobalLpPool", [values(1, 2, 8, 8, low=10.0, high=60.0)], {"p": 4}),
         ("LpPool", [values(1, 2, 8, 8, low=1e-3, high=2e-2)], {"p": 4, "kernel_shape": [3, 3]}),
+        ("Acosh", [values(50, low=2.0, high=6e4)], {}),
+        ("Asinh", [values(50, low=-6e4, high=6e4)], {}),
+        ("Sinh", [values(50, low=-10.0, high=10.0)], {}),
         ("Gelu", [values(50, low=-300.0, high=300.0)], {"approximate": "tanh"}),
         ("GridSample", [values(1, 1, 2, 400), values(1, 3, 3, 2, low=-0.9, high=0.9)], {}),
         ("DeformConv", [values(1, 1, 2, 200), values(1, 1, 1, 1, seed=1), values(1, 2, 2, 200, seed=2)], {}),

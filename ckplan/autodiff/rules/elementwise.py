@@ -132,8 +132,13 @@ def atan(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 @rule("Sinh")
 def sinh(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative cosh(x), as sqrt(1 + y^2): onnxruntime has Cosh for float only, and y is kept anyway."""
-    y = node.outputs[0]
-    return [op.Mul(dy[0], op.Sqrt(op.Add(op.Mul(y, y), 1.0)))]
+    return [op.Mul(dy[0], _root_of_square(op, node.outputs[0], 1.0))]
+
+
+def _root_of_square(op: Builder, value: ir.Value, unit: float) -> ir.Value:
+    """Emit sqrt(value^2 + unit); the square of a few hundred has no place in half precision."""
+    wide = op.wide(value)
+    return op.cast(op.Sqrt(op.Add(op.Mul(wide, wide), unit)), value.dtype)
 
 
 @rule("Cosh")
@@ -145,15 +150,13 @@ def cosh(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 @rule("Asinh")
 def asinh(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative 1 / sqrt(x^2 + 1)."""
-    x = required_input(node, 0)
-    return [op.Div(dy[0], op.Sqrt(op.Add(op.Mul(x, x), 1.0)))]
+    return [op.Div(dy[0], _root_of_square(op, required_input(node, 0), 1.0))]
 
 
 @rule("Acosh")
 def acosh(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative 1 / sqrt(x^2 - 1)."""
-    x = required_input(node, 0)
-    return [op.Div(dy[0], op.Sqrt(op.Sub(op.Mul(x, x), 1.0)))]
+    return [op.Div(dy[0], _root_of_square(op, required_input(node, 0), -1.0))]
 
 
 @rule("Atanh")
