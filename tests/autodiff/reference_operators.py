@@ -268,7 +268,7 @@ class LRN(OpRun):
         sums = np.zeros_like(x)
         for c in range(x.shape[1]):
             sums[:, c] = (x[:, max(0, c - (size - 1) // 2) : c + size // 2 + 1] ** 2).sum(axis=1)
-        return (x / (bias + alpha / size * sums) ** beta,)
+        return ((x / (bias + alpha / size * sums) ** beta).astype(x.dtype),)
 
 
 class GridSample(op_grid_sample.GridSample):

@@ -340,8 +340,9 @@ def mean_variance_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gr
 
     The last term has r^3 for r^2 / deviation, which differs by 1e-9 relative to the deviation.
     """
-    x, upstream = required_input(node, 0), dy[0]
-    assert upstream is not None
+    assert dy[0] is not None
+    source = required_input(node, 0)
+    x, upstream = op.wide(source), op.wide(dy[0])  # sums of squares do not fit into half precision
     axes, rank = attr_ints(node, "axes", (0, 2, 3)) or (), len(shape_of(x))
     if len({axis % rank for axis in axes if -rank <= axis < rank}) < len(axes):
         raise NoGradientError(f"its axes are {list(axes)}, one of which its input lacks or which stands there twice")
@@ -352,4 +353,4 @@ def mean_variance_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gr
     along = op.Mul(op.reduce_sum(op.Mul(upstream, centred), axes), share)
     slope = op.Mul(along, op.Mul(inverse, inverse))
     offset = op.Mul(op.reduce_sum(upstream, axes), share)
-    return [op.Mul(op.Sub(op.Sub(upstream, op.Mul(centred, slope)), offset), inverse)]
+    return [op.cast(op.Mul(op.Sub(op.Sub(upstream, op.Mul(centred, slope)), offset), inverse), source.dtype)]

@@ -240,23 +240,23 @@ def lp_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 def local_response_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """With d = bias + alpha / size * S x^2: dx = dy d^-beta - 2 alpha beta / size * x * S' (dy x d^-beta / d).
 
-    S sums over neighbouring channels, and S' likewise the other way round.
+    S sums over neighbouring channels, and S' likewise the other way round. Squares do not fit into half precision.
     """
     x, upstream = required_input(node, 0), dy[0]
     assert upstream is not None
-    shape = shape_of(x)
+    shape, dtype = shape_of(x), x.dtype
     if 0 in shape:
         return [None]
     size = attr_int(node, "size", 1)
     alpha, beta = attr_float(node, "alpha", 1e-4), attr_float(node, "beta", 0.75)
     before, after = (size - 1) // 2, size // 2
     flat = [*shape[:2], math.prod(shape[2:])]
-    x, upstream = op.reshape(x, flat), op.reshape(upstream, flat)
+    x, upstream = (op.reshape(op.wide(value), flat) for value in (x, upstream))
     base = _among_neighbours(op, op.Mul(x, x), before, after, alpha / size)
     base = op.Add(base, attr_float(node, "bias", 1.0))
     direct = op.Mul(upstream, op.Pow(base, -beta))
     shared = _among_neighbours(op, op.Div(op.Mul(direct, x), base), after, before, 2 * alpha * beta / size)
-    return [op.reshape(op.Sub(direct, op.Mul(shared, x)), shape)]
+    return [op.cast(op.reshape(op.Sub(direct, op.Mul(shared, x)), shape), dtype)]
 
 
 def _among_neighbours(op: Builder, value: ir.Value, before: int, after: int, factor: float) -> ir.Value:
