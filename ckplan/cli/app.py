@@ -10,7 +10,8 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,17 +49,26 @@ class App(click.Group):
         return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a reader that went away (``| head``) is no failure of ours to talk about."""
+        """Run the command."""
         try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
+            with _reader_may_go():
+                result = super().invoke(ctx)
+                sys.stdout.flush()
         except EOFError as error:  # which click would take for the end of what somebody types
             raise ValueError(f"a file ends before it should ({error})") from error
-        except BrokenPipeError:
-            # What is still buffered must not raise again when the interpreter shuts down.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(BROKEN_PIPE)
         return result
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Read what is asked for; help and version are shown here."""
+        with _reader_may_go():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def _main_shell_completion(self, *args: Any, **options: Any) -> None:
+        """Answer the shell, if it asks for completions."""
+        with _reader_may_go():
+            super()._main_shell_completion(*args, **options)
 
     def main(
         self,
@@ -93,6 +103,17 @@ class App(click.Group):
         end_cleanly()
         end_when_stuck()
         sys.exit(exit_code_of(partial(_leaving, run), settings))
+
+
+@contextmanager
+def _reader_may_go() -> Iterator[None]:
+    """End quietly where the reader of stdout went away (``| head``): no failure of ours to talk about."""
+    try:
+        yield
+    except BrokenPipeError:
+        # What is still buffered must not raise again when the interpreter shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(BROKEN_PIPE) from None
 
 
 def _open_closed_streams() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -127,9 +128,23 @@ def test_no_command_shows_the_help_as_wrong_usage() -> None:
     assert "Commands:" in result.output
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        (["ops", "--json"], {}),
+        (["--help"], {}),
+        (["--version"], {}),
+        (["plan", "--help"], {}),
+        ([], {"_CKPLAN_COMPLETE": "bash_source"}),
+    ],
+)
+def test_a_reader_that_goes_away_is_no_error(arguments: list[str], environment: dict[str, str]) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "ckplan", "ops", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", "from ckplan.cli import cli; cli(prog_name='ckplan')", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
     )
     assert process.stdout is not None
     assert process.stderr is not None
