@@ -219,6 +219,8 @@ def _evaluate(node: ir.Node, state: Sweep) -> list[np.ndarray] | None:
         array = state.constant(value)
         if array is None and node.op_type in _COMPARISONS:
             array = _compared_number(value)
+        if array is None and is_op(node, "CastLike") and len(arrays) == 1 and value is not None:
+            array = _of_its_type(value)
         if value is not None and array is None:
             return None
         arrays.append(array)
@@ -231,6 +233,11 @@ def _compared_number(value: ir.Value | None) -> np.ndarray | None:
     """The number of an initializer that is compared with another: whoever wrote the file has decided what comes out."""
     tensor = fixed_tensor(value)
     return np.asarray(tensor.numpy()) if tensor is not None and tensor.size == 1 else None
+
+
+def _of_its_type(value: ir.Value) -> np.ndarray | None:
+    """A number of the element type of a value of which nothing else is read."""
+    return None if value.dtype is None or value.dtype == ir.DataType.STRING else np.zeros((), value.dtype.numpy())
 
 
 def _small_enough(node: ir.Node, arrays: list[np.ndarray | None]) -> bool:

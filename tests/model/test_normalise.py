@@ -134,6 +134,25 @@ def test_what_a_weight_goes_through_is_not_folded(tmp_path: Path) -> None:
     assert run(forward.model, {"x": normal(0, 2, 3)})[1].tolist() == [4, 3]
 
 
+@pytest.mark.parametrize("element", ["float", "double", "float16", "int64"])
+def test_numbers_in_the_type_of_something_else_are_folded(tmp_path: Path, element: str) -> None:
+    """As torch's exporter leaves them where it is told not to optimise."""
+    text = """
+    <ir_version: 8, opset_import: ["" : 17]>
+    g (TYPE[2, 3] x) => (TYPE[] y, float[] z) {
+        three = Constant <value_int = 3> ()
+        factor = CastLike(three, x)
+        y = Mul(x, factor)
+        z = CastLike(x, w)
+    }""".replace("TYPE", element)
+    forward = loaded(tmp_path, text, {"w": normal(0, 3)})
+    assert sorted(operators(forward.model)) == ["CastLike", "Mul"]  # x is no number of the program
+    factor = next(node for node in forward.model.graph if node.op_type == "Mul").inputs[1]
+    assert is_constant(factor)
+    x = np.arange(6).reshape(2, 3).astype(factor.dtype.numpy())
+    np.testing.assert_array_equal(run(forward.model, {"x": x})[0], 3 * x)
+
+
 def test_folding_does_not_blow_up_the_file(tmp_path: Path) -> None:
     text = """
     <ir_version: 8, opset_import: ["" : 17]>
