@@ -5,7 +5,7 @@ on the goal. So steps with regions in pieces are planned like the step itself an
 its own plans by. Only what can win is planned: a region counts where its largest tensor lies in memory at the peak of
 the best plan so far, or at the op whose working set rules the budget out; pieces get finer as long as that pays.
 
-Large tables are updated row by row where a budget of everything is out of reach otherwise.
+Large tables are updated row by row where a budget is out of reach otherwise.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class _Form:
 def rewrite(step: Step, strategy: Strategy, goal: Goal = ANY) -> Planned:
     """Plan a step and write the plan into a copy of its graph; see `ckplan.pipeline.planning.rewrite`.
 
-    Where the plan is to decide on pieces (``--chunks auto``), the step is planned in several forms. A budget of
-    everything that none of them keeps to is given to the step with its large tables updated row by row. Where files are
-    timed (``--cost clock``), it is planned until one costs what was asked for.
+    Where the plan is to decide on pieces (``--chunks auto``), the step is planned in several forms. A budget that none
+    of them keeps to is given to the step with its large tables updated row by row. Where files are timed
+    (``--cost clock``), it is planned until one costs what was asked for.
 
     Args:
         step: what to plan.
@@ -113,13 +113,11 @@ def left_whole(step: Step, peak: int) -> list[Region]:
 
 
 def _rewrite(step: Step, strategy: Strategy, goal: Goal) -> Planned:
-    """Plan a step in its forms by what nodes cost, and see to a budget of everything."""
-    if goal.scope != TOTAL:
-        return _in_pieces(step, strategy, goal)
+    """Plan a step in its forms by what nodes cost, and see to a budget that its updates exceed."""
     try:
         return _in_pieces(step, strategy, goal)
     except InfeasibleError as error:
-        form = None if step.by_rows is None else step.by_rows()
+        form = None if step.by_rows is None or goal.scope not in (ACTIVATIONS, TOTAL) else step.by_rows()
         own = None if form is None else _for_form(form, strategy, _settled(step, goal))
         if form is None or own is None:
             raise

@@ -116,7 +116,7 @@ def test_the_bound_is_one_of_plans_in_the_form_that_was_chosen() -> None:
 
 
 def test_an_overhead_counts_the_pieces() -> None:
-    little, much = planned(overhead=0.05), planned(overhead=0.4)
+    little, much = (planned(overhead=overhead, cost="flops") for overhead in (0.05, 0.4))
     assert little.plan.overhead <= 0.05  # nothing left for a product more
     assert much.step.whole is not None
     assert much.plan.overhead <= 0.4

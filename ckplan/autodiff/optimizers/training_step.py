@@ -15,16 +15,13 @@ from ckplan.arguments import check_kind, is_number, shown
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.optimizers.base import Optimizer
 from ckplan.autodiff.optimizers.clipping import clip_factor
-from ckplan.autodiff.optimizers.rows import update_rows
+from ckplan.autodiff.optimizers.rows import FACTOR, largest_tables, update_rows
 from ckplan.autodiff.reading import dtype_of, shape_of
 from ckplan.autodiff.record import TrainingGraph
 from ckplan.errors import UsageError
 from ckplan.model.node_reads import made_by_name, reads
 
 Scalars = dict[str, ir.Value]
-
-_FACTOR = "ckplan: clip"
-"""Name of the factor that clips, among the scalars."""
 
 
 def add_optimizer(
@@ -74,6 +71,7 @@ def add_optimizer(
     last = behind[order[-1]]
     updates: dict[ir.Value, ir.Value] = {}
     states: list[ir.Value] = []
+    largest = largest_tables(gradients) if by_rows else None
     with op.scope("optimizer", before=behind[order[0]] if clip_norm is None else last):
         scalars, rate = _scalars(op, optimizer, {_work(parameter) for parameter in gradients}, updates)
         if clip_norm is not None:
@@ -81,7 +79,7 @@ def add_optimizer(
     for parameter in order:
         with op.scope(f"{parameter.name}/update", before=behind[parameter] if clip_norm is None else last):
             made_of = scalars[_work(parameter)]
-            states += _update(op, optimizer, parameter, gradients[parameter], made_of, updates, by_rows)
+            states += _update(op, optimizer, parameter, gradients[parameter], made_of, updates, largest)
     _return_instead(op, set(gradients.values()), updates)
     named = {**training.updates, **{str(old.name): str(new.name) for old, new in updates.items()}}
     model.metadata_props.pop(keys.GRADIENTS, None)
@@ -164,7 +162,7 @@ def _clip(op: Builder, scalars: dict[ir.DataType, Scalars], gradients: list[ir.V
     """Add the factor that clips to the scalars."""
     factor = clip_factor(op, [op.cast(gradient, _work(gradient)) for gradient in gradients], norm)
     for dtype, named in scalars.items():
-        named[_FACTOR] = op.cast(factor, dtype)
+        named[FACTOR] = op.cast(factor, dtype)
 
 
 def _update(
@@ -174,9 +172,12 @@ def _update(
     gradient: ir.Value,
     scalars: Scalars,
     updates: dict[ir.Value, ir.Value],
-    by_rows: bool,
+    largest: Set[ir.Value] | None,
 ) -> list[ir.Value]:
-    """Emit the update of one parameter; the pairs of old and new values go to ``updates``, its states are returned."""
+    """Emit the update of one parameter; the pairs of old and new values go to ``updates``, its states are returned.
+
+    Large tables are updated row by row, and with a whole gradient the ``largest``; none if that is None.
+    """
     assert parameter.dtype is not None
     dtype = _work(parameter)
     states = [
@@ -188,10 +189,13 @@ def _update(
         for state in optimizer.states
     ]
     wide, slope = op.cast(parameter, dtype), op.cast(gradient, dtype)
-    if _FACTOR in scalars:
-        slope = op.Mul(slope, scalars[_FACTOR])
-    made = update_rows(op, optimizer, parameter, slope, states, scalars) if by_rows and wide is parameter else None
-    new, new_states = made or optimizer.update(op, wide, slope, states, scalars)
+    made = None
+    if largest is not None and wide is parameter:
+        made = update_rows(op, optimizer, parameter, slope, states, scalars, largest)
+    if made is None:
+        slope = op.Mul(slope, scalars[FACTOR]) if FACTOR in scalars else slope
+        made = optimizer.update(op, wide, slope, states, scalars)
+    new, new_states = made
     updates[parameter] = op.cast(new, parameter.dtype)
     updates.update(zip(states, new_states, strict=True))
     return states
