@@ -20,6 +20,9 @@ from ckplan.autodiff.scattering import scatter_add
 from ckplan.model.traits import is_backward
 from ckplan.operators.matching import is_op, made_by
 
+_NO_ROW = 2**40
+"""A row that no table has."""
+
 
 def spread_rows(op: Builder, node: ir.Node) -> tuple[ir.Value, int] | None:
     """The indices of the slices that a GatherElements or ScatterElements goes through element by element, and the axis.
@@ -105,6 +108,8 @@ def _numbered_rows(op: Builder, node: ir.Node) -> ir.Value | None:
             first = first + strides[place] * np.arange(shape[place]).reshape(ahead)
     index = op.reshape(op.cast(source, ir.DataType.INT64), given[:lead])
     index = op.Where(op.Less(index, np.int64(0)), op.Add(index, np.int64(sizes[axis])), index)
+    # The number of no row, at which a Gather fails as well, in the place of one that another sample's row would have.
+    index = op.Where(op.Equal(op.Clip(index, np.int64(0), np.int64(sizes[axis] - 1)), index), index, np.int64(_NO_ROW))
     rows = op.expand(op.Add(op.Mul(index, np.int64(strides[axis])), first), shape[:lead])
     table = data if own == sizes or copied is None else copied
     numbers = op.reshape(rows, (math.prod(shape[:lead]),))

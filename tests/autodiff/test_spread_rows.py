@@ -6,6 +6,7 @@ from math import prod
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from ckplan.autodiff import build_training_graph, scattering
@@ -73,12 +74,9 @@ NEIGHBOURS = {
 """Shapes of the data, before and after they are copied, of indices likewise, and the axis."""
 
 
-@pytest.mark.parametrize("case", NEIGHBOURS)
-@pytest.mark.parametrize("wrt", [["p0"], ["p0", "table"]])
-def test_rows_of_each_sample(case, wrt):
-    """As pytorch3d and others take neighbours; some indices count from the end."""
+def neighbours_model(case: str, indices: np.ndarray) -> onnx.ModelProto:
+    """What takes rows as pytorch3d and others take neighbours."""
     own, sizes, given, shape, axis = NEIGHBOURS[case]
-    indices = np.random.default_rng(3).integers(-5, 5, given)
     nodes = [
         onnx.helper.make_node("Expand", ["p0", "sizes"], ["table"]),
         onnx.helper.make_node("Cast", ["p0"], ["whole"], to=onnx.TensorProto.INT64),
@@ -88,8 +86,21 @@ def test_rows_of_each_sample(case, wrt):
         onnx.helper.make_node("Expand", ["read", "shape"], ["spread"]),
         onnx.helper.make_node("GatherElements", ["table", "spread"], ["y0"], axis=axis, name="rows"),
     ]
-    arrays = {"p0": values(*own), "rows": indices, "sizes": np.asarray(sizes), "shape": np.asarray(shape)}
-    model = weighed(nodes, [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()], ["y0"])
+    arrays = {
+        "p0": values(*own),
+        "rows": indices.reshape(given),
+        "sizes": np.asarray(sizes),
+        "shape": np.asarray(shape),
+    }
+    return weighed(nodes, [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()], ["y0"])
+
+
+@pytest.mark.parametrize("case", NEIGHBOURS)
+@pytest.mark.parametrize("wrt", [["p0"], ["p0", "table"]])
+def test_rows_of_each_sample(case, wrt):
+    """Some indices count from the end."""
+    own, sizes, given, *_ = NEIGHBOURS[case]
+    model = neighbours_model(case, np.random.default_rng(3).integers(-5, 5, given))
     check_gradient(model)
     training = build_training_graph(infer(model), loss="loss", wrt=["p0"], retain_grad=wrt[1:])
     assert "GatherElements" not in {node.op_type for node in training.model.graph}
@@ -99,6 +110,18 @@ def test_rows_of_each_sample(case, wrt):
         np.testing.assert_array_equal(found[gradient], onnxruntime_run(alone.model)[alone.retained[name]])
         summed = found[gradient].sum(tuple(i for i, (a, b) in enumerate(zip(own, sizes, strict=True)) if a != b))
         np.testing.assert_allclose(summed.reshape(own), found[training.gradients["p0"]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("index", [5, -6, 7])
+def test_a_row_that_a_sample_does_not_have_is_not_one_of_another(index):
+    model, indices = neighbours_model("of each sample", np.zeros(8, np.int64)), np.zeros((2, 4, 1), np.int64)
+    indices[int(index < 0), 1] = index  # of the other sample
+    rows = next(tensor for tensor in model.graph.initializer if tensor.name == "rows")
+    rows.CopyFrom(onnx.numpy_helper.from_array(indices, "rows"))
+    training = build_training_graph(infer(model), loss="loss", wrt=["p0"])
+    assert "GatherElements" not in {node.op_type for node in training.model.graph}
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument, match="out of data bounds"):
+        onnxruntime_run(training.model)
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
