@@ -88,8 +88,7 @@ def _mean_of(op: Builder, value: ir.Value) -> tuple[ir.Value, list[ir.Node]] | N
 def _is_square(op: Builder, node: ir.Node) -> bool:
     if node.op_type == "Mul":
         return node.inputs[0] is node.inputs[1]
-    exponent = op.constant_of(input_of(node, 1)) if node.op_type == "Pow" else None
-    return exponent is not None and exponent.size == 1 and float(exponent.reshape(())) == 2
+    return node.op_type == "Pow" and op.number_of(input_of(node, 1)) == 2
 
 
 def _is_read_by(written: set[ir.Node], norm: ir.Node, held: Container[ir.Value]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import onnx_ir as ir
@@ -12,7 +13,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.presence import there
 from ckplan.autodiff.reading import shape_of
-from ckplan.autodiff.slices import slice_axes
+from ckplan.autodiff.slices import part_bounds, slice_axes
 
 _MOST_PLACES = 2**31 - 1
 """Elements that indices of 32 bits tell apart."""
@@ -98,10 +99,10 @@ def _scatter_rows(op: Builder, into: ir.Value, starts: ir.Value, updates: ir.Val
         reduction: as of ScatterElements.
     """
     count, width = shape_of(updates)
-    parts = max(1, min(_MOST_PARTS, count, count * width // _PART))
-    bounds = [count * part // parts for part in range(parts + 1)]
+    bounds = part_bounds(count, count * width, _MOST_PARTS, _PART)
+    parts = len(bounds) - 1
     split = [starts] if parts == 1 else op.Split(starts, np.diff(bounds), axis=0, _outputs=parts)
-    for first, begin, end in zip(split, bounds, bounds[1:], strict=False):
+    for first, (begin, end) in zip(split, pairwise(bounds), strict=True):
         size = (end - begin) * width
         places = op.reshape(op.Add(first, np.arange(width, dtype=np.int32)), (size,))
         added = op.reshape(slice_axes(op, updates, [0], [begin], [end]), (size,))

@@ -43,6 +43,19 @@ def slice_axes(
     return op.Slice(value, *(np.asarray(part, dtype=np.int64) for part in (starts, ends, axes, steps)))
 
 
+def part_bounds(count: int, elements: int, most: int, least: int) -> list[int]:
+    """Where parts of about the same length begin along an axis, and where the last one ends.
+
+    Args:
+        count: the length of the axis.
+        elements: of what goes in parts.
+        most: parts, at most.
+        least: elements of a part, at least, where there is more than one.
+    """
+    parts = max(1, min(most, count, elements // least))
+    return [count * part // parts for part in range(parts + 1)]
+
+
 def rows_from(op: Builder, table: ir.Value, start: ir.Value, count: int, axis: int = 0) -> ir.Value:
     """Emit a copy of ``count`` rows, or columns, of a table from an integer scalar on."""
     shape = list(shape_of(table))

@@ -60,7 +60,7 @@ def command(
 
     given = read_plan(plan_file)
     cost = "flops" if plan_file else goal.cost(cost, device)
-    check_run_limit(runs=False, cost=cost, option="--cost measured")
+    check_run_limit(cost=cost, option="--cost measured")
     step = opened(model, asked, cost=cost, device=device)
     notes(check_name(step, tensor))
     made = planned(step, strategy, goal, given)

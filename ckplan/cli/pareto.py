@@ -65,7 +65,7 @@ def command(
             )
         check_output(output, force, model, *asked.files)
     refuse_idle(output, force=force)
-    check_run_limit(runs=False, cost=cost, option="--cost measured")
+    check_run_limit(cost=cost, option="--cost measured")
     from ckplan.answers.pareto import pareto
     from ckplan.model.saving import write_text
     from ckplan.planner.strategies import parse_strategy

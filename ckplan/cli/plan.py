@@ -72,7 +72,7 @@ def command(
 
     numbers = model.suffix in SUFFIXES  # a graph of numbers: no file runs, and each op costs what it says
     cost = (cost or "flops") if numbers else goal.cost(cost, device)
-    check_run_limit(runs=False, cost=None if numbers else cost, option="--cost measured")
+    check_run_limit(cost=None if numbers else cost, option="--cost measured")
     if numbers:
         with stage("planning"):
             instance = plan_instance(model, strategy, goal, asked, cost)

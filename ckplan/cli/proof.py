@@ -46,7 +46,7 @@ def check_device(device: str, *, with_proof: bool) -> None:
         check_starts(device)
 
 
-def check_run_limit(*, runs: bool, cost: str | None = None, option: str = "--verify") -> None:
+def check_run_limit(*, runs: bool = False, cost: str | None = None, option: str = "--verify") -> None:
     """Fail before any work is done if runs are limited where no file is run.
 
     Args:

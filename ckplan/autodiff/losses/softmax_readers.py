@@ -293,9 +293,9 @@ class _Search:
     def _is_square(self, node: ir.Node) -> bool:
         if node.op_type == "Mul":
             return node.inputs[0] is node.inputs[1]
-        exponent = self._op.constant_of(node.inputs[1]) if node.op_type == "Pow" else None
-        same = exponent is not None and shape_of(node.outputs[0]) == shape_of(required_input(node, 0))
-        return exponent is not None and same and exponent.size == 1 and float(exponent.reshape(())) == 2
+        if node.op_type != "Pow" or self._op.number_of(node.inputs[1]) != 2:
+            return False
+        return shape_of(node.outputs[0]) == shape_of(required_input(node, 0))
 
     def _reduces_rows(self, node: ir.Node) -> bool:
         """Whether a reduction is over the classes alone."""

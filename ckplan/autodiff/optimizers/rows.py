@@ -12,14 +12,13 @@ it slow to measure (see `ckplan.meter.events`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.optimizers.base import Optimizer
-from ckplan.autodiff.reading import attr_int, shape_of
+from ckplan.autodiff.reading import attr_int, shape_of, size_of
 from ckplan.autodiff.recurrent.time_loop import scan
 
 SMALLEST = 2**24
@@ -49,11 +48,11 @@ def largest_tables(parameters: Iterable[ir.Value]) -> set[ir.Value]:
     Args:
         parameters: all that are updated.
     """
-    parameters = sorted(parameters, key=_elements, reverse=True)
+    parameters = sorted(parameters, key=size_of, reverse=True)
     taken: set[ir.Value] = set()
     left = LONGEST
     for parameter in parameters:
-        if _elements(parameter) < _SHARE * _elements(parameters[0]) or not _is_large(parameter):
+        if size_of(parameter) < _SHARE * size_of(parameters[0]) or not _is_large(parameter):
             continue
         left -= shape_of(parameter)[0]
         if left < 0:
@@ -114,16 +113,12 @@ def update_rows(
     return made["parameter"], tuple(made[name] for name in names)
 
 
-def _elements(value: ir.Value) -> int:
-    return math.prod(shape_of(value))
-
-
 def _is_large(parameter: ir.Value) -> bool:
     """Whether a parameter is a matrix of which the temporaries matter, with rows that are worth their nodes."""
     shape = shape_of(parameter)
     if len(shape) != 2 or parameter.dtype is None or shape[0] > LONGEST:
         return False
-    return shape[1] >= NARROWEST and _elements(parameter) * parameter.dtype.itemsize >= SMALLEST
+    return shape[1] >= NARROWEST and size_of(parameter) * parameter.dtype.itemsize >= SMALLEST
 
 
 def _rows_of(gradient: ir.Value) -> tuple[ir.Value, ir.Value] | None:

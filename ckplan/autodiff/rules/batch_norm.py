@@ -170,8 +170,7 @@ def centre(op: Builder, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
     Returns:
         The mean, (1, C, 1, ...); x without it; and the variance, (C,).
     """
-    assert x.dtype is not None
-    wide = op.cast(x, ir.DataType.FLOAT if dtype_of(x).itemsize < 4 else x.dtype)
+    wide = op.wide(x)
     mean = _mean(op, wide)
     centred = op.Sub(wide, mean)
     # From c: the mean of the squares less the square of the mean loses all digits where the mean is large. Dot products
@@ -252,11 +251,8 @@ def by_own_statistics(
     x, scale, bias = inputs
     shape, dtype = shape_of(x), x.dtype
     assert dtype is not None
-    narrow = dtype_of(x).itemsize < 4
-    x, dy = op.reshape(x, flat), op.reshape(dy, flat)
-    if narrow:
-        # Sums over an activation do not fit into half precision.
-        x, dy, scale = (op.Cast(value, to=ir.DataType.FLOAT) for value in (x, dy, scale))
+    # Sums over an activation do not fit into half precision.
+    x, dy, scale = (op.wide(value) for value in (op.reshape(x, flat), op.reshape(dy, flat), scale))
     count = math.prod(flat[axis] for axis in axes)
     mean = op.Mul(op.reduce_sum(x, axes), 1.0 / count)
     centred = op.Sub(x, mean)
@@ -279,7 +275,7 @@ def by_own_statistics(
         rest = affine(op, centred, op.Neg(slope), op.Neg(offset))
         dx = op.reshape(op.Add(op.Mul(dy, op.Mul(per_channel, inverse)), rest), shape)
     results = [dx, dscale, dbias]
-    return [op.Cast(g, to=dtype) if narrow and g is not None else g for g in results]
+    return [None if g is None else op.cast(g, dtype) for g in results]
 
 
 def _of_channels(op: Builder, sums: ir.Value, parameter: ir.Value) -> ir.Value:

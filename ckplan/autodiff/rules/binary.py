@@ -94,9 +94,8 @@ def power(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 
 
 def _power_base(op: Builder, x: ir.Value, p: ir.Value, y: ir.Value, g: ir.Value) -> ir.Value | None:
-    known = op.constant_of(p)
-    if known is not None and known.size == 1:
-        exponent = float(known.reshape(()))
+    exponent = op.number_of(p)
+    if exponent is not None:
         if exponent == 0:
             return None
         scaled = op.scale(g, exponent)

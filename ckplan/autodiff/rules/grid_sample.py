@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+from itertools import pairwise
 
 import numpy as np
 import onnx_ir as ir
@@ -13,7 +13,7 @@ from ckplan.autodiff.presence import read_after
 from ckplan.autodiff.reading import attr_int, attr_str, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules import sampling
-from ckplan.autodiff.slices import slice_axes, stretch
+from ckplan.autodiff.slices import part_bounds, slice_axes, stretch
 
 _MOST_PARTS = 4
 """Parts into which a batch goes."""
@@ -37,15 +37,13 @@ def grid_sample(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     assert g is not None
     if 0 in shape_of(x) or 0 in shape_of(g):
         return [None, None]
-    batch = shape_of(x)[0]
-    parts = max(1, min(_MOST_PARTS, batch, size_of(g) // _PART))
-    if parts == 1:
+    bounds = part_bounds(shape_of(x)[0], size_of(g), _MOST_PARTS, _PART)
+    if len(bounds) == 2:
         return _pulled(op, node, x, grid, g)
     late = read_after(op, x, g), read_after(op, grid, g), g
-    bounds = [batch * part // parts for part in range(parts + 1)]
     found = [
         _pulled(op, node, *(slice_axes(op, value, [0], [begin], [end]) for value in late))
-        for begin, end in itertools.pairwise(bounds)
+        for begin, end in pairwise(bounds)
     ]
     return [None if None in pieces else op.Concat(*pieces, axis=0) for pieces in zip(*found, strict=True)]
 

@@ -110,5 +110,4 @@ def by_sample_weights(op: Builder, node: ir.Node, dy: Gradients, labels: Labels)
 
 def is_one(op: Builder, value: ir.Value) -> bool:
     """Say whether a value is known to be the number one."""
-    known = op.constant_of(value)
-    return known is not None and known.size == 1 and float(known.reshape(())) == 1
+    return op.number_of(value) == 1
