@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -169,45 +169,81 @@ def _groups(nodes: Sequence[ir.Node], units: Sequence[_Unit]) -> list[int]:
     elements. A group all of whose inputs come from the end of another one, and that is the only reader of it, is a part
     of it (``x * sigmoid(x)``).
     """
-    place = {node: index for index, node in enumerate(nodes)}
     home = [unit.members[0] for unit in units]  # a unit is known by its first node
-    firsts = [index for index in range(len(nodes)) if home[index] == index]
+    flow = _flow(nodes, units, home)
+    group, end = _joined(units, flow)
+    merged = _merged(units, flow, group, end)
+    return [merged[group[first]] for first in home]
+
+
+@dataclass(frozen=True)
+class _Flow:
+    """Who reads from whom among units, which are known by their first nodes.
+
+    Attributes:
+        sources: the units that a unit reads from.
+        readers: those that read from it.
+        sizes: elements of the largest thing of it that others read; -1 where that is not known.
+    """
+
+    sources: Mapping[int, set[int]]
+    readers: Mapping[int, set[int]]
+    sizes: Mapping[int, int]
+
+
+def _flow(nodes: Sequence[ir.Node], units: Sequence[_Unit], home: Sequence[int]) -> _Flow:
+    """Who reads from whom, given the unit of each node."""
+    place = {node: index for index, node in enumerate(nodes)}
+    firsts = [index for index, first in enumerate(home) if first == index]
     sources: dict[int, set[int]] = {first: set() for first in firsts}
     readers: dict[int, set[int]] = {first: set() for first in firsts}
-    sizes = dict.fromkeys(firsts, -1)  # elements of the largest thing that others read
+    sizes = dict.fromkeys(firsts, -1)
     for index, node in enumerate(nodes):
         if len(units[index].members) == 1:
             sizes[index] = _elements(node)
         for producer in _producers(node, place):
-            if home[producer] != home[index]:
-                sources[home[index]].add(home[producer])
-                readers[home[producer]].add(home[index])
-                sizes[home[producer]] = max(sizes[home[producer]], _elements(nodes[producer]))
-    group = {first: first for first in firsts}
-    end = dict(group)  # last unit of the group that begins with a unit
-    for first in firsts:
+            source, reader = home[producer], home[index]
+            if source != reader:
+                sources[reader].add(source)
+                readers[source].add(reader)
+                sizes[source] = max(sizes[source], _elements(nodes[producer]))
+    return _Flow(sources, readers, sizes)
+
+
+def _joined(units: Sequence[_Unit], flow: _Flow) -> tuple[dict[int, int], dict[int, int]]:
+    """The group of each unit, which a light one shares with what it alone reads; the last unit of each group."""
+    group = {first: first for first in flow.sources}
+    end = dict(group)
+    for first, sources in flow.sources.items():
         if units[first].heavy:
             continue
         tails = [
             source
-            for source in sources[first]
-            if readers[source] == {first} and end[group[source]] == source and sizes[source] == sizes[first]
+            for source in sources
+            if flow.readers[source] == {first}
+            and end[group[source]] == source
+            and flow.sizes[source] == flow.sizes[first]
         ]
         if tails:
             group[first] = group[max(tails)]
             end[group[first]] = first
+    return group, end
+
+
+def _merged(units: Sequence[_Unit], flow: _Flow, group: Mapping[int, int], end: Mapping[int, int]) -> dict[int, int]:
+    """For each group the one that it is a part of: that which alone it reads, if nothing else reads the end of that."""
     outside: dict[int, set[int]] = defaultdict(set)
-    for first in firsts:
-        outside[group[first]].update(source for source in sources[first] if group[source] != group[first])
-    parent = dict(group)
-    for first in firsts:
+    for first, sources in flow.sources.items():
+        outside[group[first]].update(source for source in sources if group[source] != group[first])
+    merged = dict(group)
+    for first in group:
         if group[first] != first or units[first].heavy or len(outside[first]) != 1:
             continue
         (source,) = outside[first]
-        alone = {group[reader] for reader in readers[source]} == {first}
-        if alone and end[group[source]] == source and sizes[source] == sizes[first]:
-            parent[first] = parent[group[source]]
-    return [parent[group[home[index]]] for index in range(len(nodes))]
+        alone = {group[reader] for reader in flow.readers[source]} == {first}
+        if alone and end[group[source]] == source and flow.sizes[source] == flow.sizes[first]:
+            merged[first] = merged[group[source]]
+    return merged
 
 
 def _elements(node: ir.Node) -> int:

@@ -9,7 +9,7 @@ it for the composite as well. When the gradients are there, the nodes take its p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import onnx_ir as ir
@@ -80,33 +80,21 @@ def outline(
     assert main is not None
     around = main.graph
     assert around is not None
-    made = {value for node in nodes for value in node.outputs}
-    sought = (value for node in nodes for value in (*node.inputs, *captured(node)))
-    read = dict.fromkeys(value for value in sought if value is not None and value not in made)
-    operands = [*inputs, *(value for value in read if value not in inputs)]
+    operands = [*inputs, *(value for value in _read_outside(nodes) if value not in inputs)]
     formals = [_formal(value, op.unique_name(f"{main.name}/in{index}")) for index, value in enumerate(operands)]
+    # An operand that stands there twice is read by its first name.
     inside = {v: formal for v, formal in reversed(list(zip(operands, formals, strict=True))) if v is not None}
 
     around.remove([node for node in nodes if node is not main])
     twin = ir.Node(main.domain, main.op_type, main.inputs, main.attributes, outputs=[_twin(outputs[0])], name=main.name)
     inside[outputs[0]] = twin.outputs[0]
     body = [twin if node is main else node for node in nodes]
-    for node in _with_inner(body):
+    members = _with_inner(body)
+    for node in members:
         _read_instead(node, inside)
     become(main, (DOMAIN, op_type, str(main.name)), operands, convert_attributes(attributes or {}))
-
-    members = set(_with_inner(body))
-    left = [v for n in body for v in n.outputs if v.is_graph_output() or any(u.node not in members for u in v.uses())]
-    inner = [*outputs[1:], *(value for value in left if value not in outputs)]
-    main.resize_outputs(1 + len(inner))
-    for value, output in zip(inner, main.outputs[1:], strict=True):
-        output.name, output.type, output.shape = value.name, value.type, value.shape
-        for use in tuple(value.uses()):
-            if use.node not in members:
-                use.node.replace_input_with(use.idx, output)
-        for index, result in enumerate(around.outputs):
-            if result is value:
-                around.outputs[index] = output
+    inner = [*outputs[1:], *(value for value in _known_outside(body, set(members)) if value not in outputs)]
+    _return_more(main, inner, set(members))
 
     op.opset_imports[DOMAIN] = 1
     imports = {domain: version for domain, version in op.opset_imports.items() if domain != DOMAIN}
@@ -114,6 +102,34 @@ def outline(
     function = ir.Function(*main.op_identifier(), graph=graph, attributes=main.attributes)
     op.functions[function.identifier()] = function
     return main.outputs
+
+
+def _read_outside(nodes: Sequence[ir.Node]) -> list[ir.Value]:
+    """What nodes, and those in their bodies, read of what others make, each value once."""
+    made = {value for node in nodes for value in node.outputs}
+    read = (value for node in nodes for value in (*node.inputs, *captured(node)))
+    return list(dict.fromkeys(value for value in read if value is not None and value not in made))
+
+
+def _known_outside(nodes: Sequence[ir.Node], members: Set[ir.Node]) -> list[ir.Value]:
+    """What nodes make and others than ``members`` read, or the graph returns."""
+    made = (value for node in nodes for value in node.outputs)
+    return [v for v in made if v.is_graph_output() or any(use.node not in members for use in v.uses())]
+
+
+def _return_more(main: ir.Node, inner: Sequence[ir.Value], members: Set[ir.Node]) -> None:
+    """Give a composite outputs for values of its nodes; all others than these ``members`` read them from then on."""
+    graph = main.graph
+    assert graph is not None
+    main.resize_outputs(1 + len(inner))
+    for value, output in zip(inner, main.outputs[1:], strict=True):
+        output.name, output.type, output.shape = value.name, value.type, value.shape
+        for use in tuple(value.uses()):
+            if use.node not in members:
+                use.node.replace_input_with(use.idx, output)
+        for index, result in enumerate(graph.outputs):
+            if result is value:
+                graph.outputs[index] = output
 
 
 def inline_composites(op: Builder) -> None:

@@ -9,7 +9,7 @@ What this takes grows with the rows and the bags, and it has gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,39 +92,52 @@ def write_bags(node: ir.Node, visit: Callable[[ir.Node], None], constant: Consta
 def _read(node: ir.Node, constant: Constant) -> _Found | None:
     """Tell what a Loop reads; None if it is another one than those over bags."""
     (body,) = bodies_of(node)
-    trips, goes = constant(node.inputs[0]), constant(body.outputs[0])
-    starts = constant(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1] is not None else np.asarray(True)
-    if trips is None or goes is None or starts is None or not goes.all() or not starts.all() or len(body.inputs) != 2:
+    count, reduce = _trips(node, body, constant), body.outputs[1].producer()
+    if not count or reduce is None or not _drops_rows(reduce, constant):
         return None
-    clock, inside = body.inputs[0], {output for inner in body for output in inner.outputs} | set(body.inputs)
-    reduce = body.outputs[1].producer()
-    if reduce is None or reduce.op_type not in _REDUCTIONS or reduce.attributes.get_int("keepdims", 1) != 0:
-        return None
-    axes = constant(reduce.inputs[1]) if len(reduce.inputs) > 1 else None
     gather = _maker(reduce.inputs[0], "Gather")
-    cut = _maker(gather.inputs[1], "Slice") if gather is not None else None
-    if (
-        axes is None
-        or axes.tolist() != [0]
-        or gather is None
-        or cut is None
-        or gather.attributes.get_int("axis", 0) != 0
-    ):
+    cut = _maker(gather.inputs[1], "Slice") if gather is not None and _along_rows(gather) else None
+    if gather is None or cut is None or not _of_step_one(cut.inputs[3:], constant):
         return None
     table, indices = gather.inputs[0], cut.inputs[0]
-    ways = [constant(value) for value in cut.inputs[3:]]
-    if any(way is None or way.tolist() != wanted for way, wanted in zip(ways, ([0], [1]), strict=False)):
-        return None
-    begin, end = (_row_of(value, clock) for value in cut.inputs[1:3])
+    begin, end = (_row_of(value, body.inputs[0]) for value in cut.inputs[1:3])
+    inside = {output for inner in body for output in inner.outputs} | set(body.inputs)
     if table is None or indices is None or begin is None or end is None or {table, indices, begin, end} & inside:
         return None
-    sizes = [static_shape(value) for value in (table, indices, begin)]
-    count = int(trips.reshape(()))
-    if any(size is None for size in sizes) or len(sizes[1] or ()) != 1 or len(sizes[2] or ()) != 1:
+    of_table, of_indices, of_begin = (static_shape(value) for value in (table, indices, begin))
+    if of_table is None or of_indices is None or of_begin is None or len(of_indices) != 1 or len(of_begin) != 1:
         return None
-    if not sizes[2] or sizes[2][0] < count + 1 or not _is_next(begin, end, constant) or count < 1:
+    if of_begin[0] <= count or not _is_next(begin, end, constant):
         return None
     return _Found(reduce.op_type, table, indices, begin, count)
+
+
+def _trips(node: ir.Node, body: ir.Graph, constant: Constant) -> int:
+    """How many steps a Loop takes that nothing ends and that carries nothing; 0 if it is another one."""
+    begins = node.inputs[1] if len(node.inputs) > 1 else None
+    trips, goes = constant(node.inputs[0]), constant(body.outputs[0])
+    starts = constant(begins) if begins is not None else np.asarray(True)
+    if trips is None or goes is None or starts is None or not goes.all() or not starts.all() or len(body.inputs) != 2:
+        return 0
+    return max(int(trips.reshape(())), 0)
+
+
+def _drops_rows(reduce: ir.Node, constant: Constant) -> bool:
+    """Whether a node makes one row of rows, in one of the ways of bags."""
+    axes = constant(reduce.inputs[1]) if len(reduce.inputs) > 1 else None
+    way = reduce.op_type in _REDUCTIONS and reduce.attributes.get_int("keepdims", 1) == 0
+    return way and axes is not None and axes.tolist() == [0]
+
+
+def _along_rows(gather: ir.Node) -> bool:
+    """Whether a Gather takes rows."""
+    return gather.attributes.get_int("axis", 0) == 0
+
+
+def _of_step_one(ways: Sequence[ir.Value | None], constant: Constant) -> bool:
+    """Whether the axes and the steps of a Slice, as far as they are there, are the first axis and one."""
+    known = [constant(value) for value in ways]
+    return all(way is not None and way.tolist() == wanted for way, wanted in zip(known, ([0], [1]), strict=False))
 
 
 def _maker(value: ir.Value | None, op_type: str) -> ir.Node | None:
@@ -137,7 +150,7 @@ def _row_of(value: ir.Value | None, clock: ir.Value) -> ir.Value | None:
     """The vector whose number of the step a value of one element is; None if it is something else."""
     unsqueeze = _maker(value, "Unsqueeze")
     gather = _maker(unsqueeze.inputs[0], "Gather") if unsqueeze is not None else None
-    if gather is None or gather.inputs[1] is not clock or gather.attributes.get_int("axis", 0) != 0:
+    if gather is None or gather.inputs[1] is not clock or not _along_rows(gather):
         return None
     return gather.inputs[0]
 
@@ -147,11 +160,11 @@ def _is_next(begin: ir.Value, end: ir.Value, constant: Constant) -> bool:
     cut = _maker(end, "Slice")
     if cut is None or cut.inputs[0] is not begin:
         return False
-    first, last, *rest = (constant(value) for value in cut.inputs[1:])
+    first, last = (constant(value) for value in cut.inputs[1:3])
     size = static_shape(begin)
     if first is None or last is None or size is None or first.tolist() != [1] or int(last.reshape(())) < size[0]:
         return False
-    return all(way is not None and way.tolist() == wanted for way, wanted in zip(rest, ([0], [1]), strict=False))
+    return _of_step_one(cut.inputs[3:], constant)
 
 
 def emit_bags(e: Emitter, bags: Bags) -> ir.Value:

@@ -24,7 +24,7 @@ from ckplan.autodiff.control_flow.bodies import (
     new_value,
     zeros,
 )
-from ckplan.autodiff.control_flow.deferred import deferred_products
+from ckplan.autodiff.control_flow.deferred import Deferred, deferred_products
 from ckplan.autodiff.control_flow.recurrence import Recurrence, name_states
 from ckplan.autodiff.control_flow.supply import supply
 from ckplan.autodiff.control_flow.trim import extra_outputs, trim
@@ -56,65 +56,96 @@ def backward_step(op: Builder, loop: Recurrence, dy: Sequence[ir.Value | None]) 
     _check_shapes(loop)
     name_states(op, loop)
     outside = captured(loop.node)
-    sequences = loop.sequences
     wanted = [value for value in outside if op.wants(value) and value not in {outer for _, outer, _ in loop.picked}]
-    rows = [inner for inner, outer, _ in sequences if op.wants(outer)]
+    rows = [inner for inner, outer, _ in loop.sequences if op.wants(outer)]
     active = _active_states(op, loop, {*wanted, *rows}, dy)
     demand_static(loop.node)
     forward, extra = list(body), extra_outputs(body)
     step = BackwardStep(ir.Graph([], [], nodes=[], name=f"{loop.node.name}_grad"))
     targets = _targets(op, loop, active, dy, step)
     deferred = deferred_products(loop, wanted)
-    outside_weights = {one.weight for one in deferred}
-    summed = [value for value in wanted if value not in outside_weights]
-    # The sweep starts from the running sum of each captured value's gradient, and adds to it.
-    totals = {value: new_value(op, f"{value.name}_grad_sum", value.dtype, dims_of(value)) for value in summed}
-    products = [one.node.outputs[0] for one in deferred]
-    sought = [*(loop.before[i] for i in active), *rows, *summed, *products]
+    totals = _totals(op, wanted, deferred)
+    sought = [*(loop.before[i] for i in active), *rows, *totals, *(one.product for one in deferred)]
     gradients = _swept(inside, sought, {**targets, **totals})
     gradients = {value: gradient for value, gradient in gradients.items() if gradient is not totals.get(value)}
-    old = set(forward)
     if not gradients and (loop.exact or not active):
-        discard(body, [node for node in reversed(list(body)) if node not in old])
+        discard(body, reversed(_behind(body, forward)))
         trim(extra)
         return None
 
-    start = next(gradient for gradient in dy if gradient is not None)
     slots = {value: len(loop.node.inputs) + place for place, value in enumerate(outside)}
-    carried = []
-    for state in active:
-        seed, initial = targets[loop.after[state]], dy[state]
-        end = _gradient_or_zeros(inside, loop.before[state], gradients, seed)
-        if initial is None:
-            initial = zeros(op, loop.after[state], start)
-        carried.append(Carried(initial, seed, end, loop.first + state))
-    for value in summed:
+    start = next(gradient for gradient in dy if gradient is not None)
+    carried = [_carried_state(op, loop, state, dy[state], targets, gradients, start) for state in active]
+    for value, total in totals.items():
         if value in gradients:
-            initial = op.take_partial(value)
-            if initial is None:
-                initial = zeros(op, value, start)
-            carried.append(Carried(initial, totals[value], gradients[value], slots[value]))
-    made = [(index, inner, track) for index, (inner, _, track) in enumerate(sequences) if inner in gradients]
+            initial = op.take_partial(value) or zeros(op, value, start)
+            carried.append(Carried(initial, total, gradients[value], slots[value]))
+    made = [(index, inner, track) for index, (inner, _, track) in enumerate(loop.sequences) if inner in gradients]
+    late = [one for one in deferred if one.product in gradients]
 
-    late = [one for one in deferred if one.node.outputs[0] in gradients]
-    add_in_products(body, [node for node in body if node not in old], gradients.values())
-    backward = [node for node in body if node not in old]
+    add_in_products(body, _behind(body, forward), gradients.values())
+    backward = _behind(body, forward)
     ends = [*(one.after for one in carried), *(gradients[inner] for _, inner, _ in made)]
-    ends += [gradients[one.node.outputs[0]] for one in late]
+    ends += [gradients[one.product] for one in late]
     picks = {inner.producer() for inner, *_ in loop.picked}
     values = supply(op, loop, step, [node for node in forward if node not in picks], backward, ends)
     step.graph.extend(copy_nodes(op, backward, values, "backward"))
-    closed = close(BodyBuilder(op, step.graph), [values.get(value, value) for value in ends])
-    step.carried[:0] = [replace(one, after=end) for one, end in zip(carried, closed, strict=False)]
-    for (index, _, track), end in zip(made, closed[len(carried) :], strict=False):
-        step.made.append(Made(end, track, slots[sequences[index][1]] if loop.picked else loop.states + index))
-    whole = {inner: (outer, track) for inner, outer, track in sequences}
-    for one, end in zip(late, closed[len(carried) + len(made) :], strict=True):
+    closed = iter(close(BodyBuilder(op, step.graph), [values.get(value, value) for value in ends]))
+    step.carried[:0] = [replace(one, after=next(closed)) for one in carried]
+    for index, _, track in made:
+        slot = slots[loop.sequences[index][1]] if loop.picked else loop.states + index
+        step.made.append(Made(next(closed), track, slot))
+    whole = {inner: (outer, track) for inner, outer, track in loop.sequences}
+    for one in late:
         operands, track = whole.get(one.operand) or loop.stack(op, one.operand)
-        step.made.append(Made(end, track, slots[one.weight], one, operands))
+        step.made.append(Made(next(closed), track, slots[one.weight], one, operands))
     discard(body, reversed(backward))
     trim(extra)
     return step
+
+
+def _behind(body: ir.Graph, forward: Sequence[ir.Node]) -> list[ir.Node]:
+    """The nodes of a body that were not there when it held the forward step alone."""
+    old = set(forward)
+    return [node for node in body if node not in old]
+
+
+def _totals(op: Builder, wanted: Sequence[ir.Value], deferred: Sequence[Deferred]) -> dict[ir.Value, ir.Value]:
+    """The running sums of the gradients of captured values, from which the sweep starts, and to which it adds.
+
+    Args:
+        op: builder of the graph that holds the node.
+        wanted: the captured values that need gradients.
+        deferred: the nodes whose weights get theirs outside.
+    """
+    weights = {one.weight for one in deferred}
+    summed = [value for value in wanted if value not in weights]
+    return {value: new_value(op, f"{value.name}_grad_sum", value.dtype, dims_of(value)) for value in summed}
+
+
+def _carried_state(
+    op: Builder,
+    loop: Recurrence,
+    state: int,
+    dy: ir.Value | None,
+    targets: Mapping[ir.Value, ir.Value],
+    gradients: Mapping[ir.Value, ir.Value],
+    start: ir.Value,
+) -> Carried:
+    """How the gradient of a state goes from step to step.
+
+    Args:
+        op: builder of the graph that holds the node.
+        loop: the recurrence.
+        state: number of the state.
+        dy: gradient of what it is in the end.
+        targets: gradients from which the sweep started.
+        gradients: those that it found.
+        start: a gradient, once which is there, zeros are made.
+    """
+    before, after = loop.before[state], loop.after[state]
+    end = _gradient_or_zeros(BodyBuilder(op, loop.body), before, gradients, targets[after])
+    return Carried(dy or zeros(op, after, start), targets[after], end, loop.first + state)
 
 
 def _targets(

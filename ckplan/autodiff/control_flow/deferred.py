@@ -44,6 +44,11 @@ class Deferred:
     operand: ir.Value
     reverse: bool
 
+    @property
+    def product(self) -> ir.Value:
+        """What the node makes, whose gradient a step outputs."""
+        return self.node.outputs[0]
+
 
 def deferred_products(loop: Recurrence, wanted: Sequence[ir.Value]) -> list[Deferred]:
     """Choose the nodes of a body whose weights get their gradients outside.
@@ -68,7 +73,7 @@ def deferred_products(loop: Recurrence, wanted: Sequence[ir.Value]) -> list[Defe
             continue
         cost = 0
         for one in products:
-            cost += loop.steps * _bytes(one.node.outputs[0])
+            cost += loop.steps * _bytes(one.product)
             if one.operand not in rows and origin(one.operand) not in there:
                 cost += loop.steps * _bytes(one.operand)
         if cost <= _CARRIED * _bytes(weight):

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -182,15 +182,7 @@ def _of_named(graph: ir.Graph, opset: int) -> list[str]:
     firsts = {shape: _of_first(group) for shape, group in groups.items()}
     again = []
     for value in made:
-        shape = static_shape(value) or ()
-        first = _first(value)
-        alike = np.flatnonzero((np.abs(firsts[shape] - first) <= _NEAR * np.abs(first)).any(axis=1))
-        near = [groups[shape][int(place)] for place in alike]
-        if len(shape) > 1 and 1 in shape:  # a norm, perhaps
-            near += [weight for other, group in groups.items() if _may_be_norm(other, shape) for weight in group]
-        reshaped_from = [other for other in groups if other != shape and math.prod(other) == math.prod(shape)]
-        near += [weight for other in reshaped_from for weight in groups[other] if _first(weight) == first]
-        for weight in near:
+        for weight in _near(value, groups, firsts):
             if weight is value or weight.dtype != value.dtype or weight.name not in graph.initializers:
                 continue
             function = _function_by_values(value, weight, opset)
@@ -199,6 +191,25 @@ def _of_named(graph: ir.Graph, opset: int) -> list[str]:
                 compute(graph, value, weight, function)
                 break
     return again
+
+
+def _near(
+    value: ir.Value, groups: Mapping[tuple[int, ...], Sequence[ir.Value]], firsts: Mapping[tuple[int, ...], Array]
+) -> Iterator[ir.Value]:
+    """The weights that a tensor may be a function of, as their shapes and first numbers tell.
+
+    Args:
+        value: the tensor.
+        groups: the weights by shape.
+        firsts: what functions make of the first numbers of each group.
+    """
+    shape, first = static_shape(value) or (), _first(value)
+    alike = np.flatnonzero((np.abs(firsts[shape] - first) <= _NEAR * np.abs(first)).any(axis=1))
+    yield from (groups[shape][int(place)] for place in alike)
+    if len(shape) > 1 and 1 in shape:  # a norm, perhaps
+        yield from (weight for other, group in groups.items() if _may_be_norm(other, shape) for weight in group)
+    reshaped_from = (other for other in groups if other != shape and math.prod(other) == math.prod(shape))
+    yield from (weight for other in reshaped_from for weight in groups[other] if _first(weight) == first)
 
 
 def _first(value: ir.Value) -> Array:

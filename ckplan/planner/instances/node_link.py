@@ -15,7 +15,7 @@ becomes an op with one output.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckplan.errors import ModelError
@@ -45,17 +45,12 @@ def parse_node_link(
     try:
         nodes, links = list(data["nodes"]), list(data.get("links", data.get("edges")) or ())
         names = [node.get("id", index) for index, node in enumerate(nodes)]
-        position = {name: index for index, name in enumerate(names)}
-        before: list[list[int]] = [[] for _ in nodes]
-        for link in links:
-            source, target = position[link["source"]], position[link["target"]]
-            if source not in before[target]:
-                before[target].append(source)
+        before = _before(names, links)
         sizes = [_attribute(node, (size,) if size else _SIZES) for node in nodes]
         costs = [_attribute(node, (cost,) if cost else _COSTS, 1.0) for node in nodes]
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(f"not a node-link graph: {error}") from error
-    if len(position) < len(nodes):
+    if len(set(names)) < len(nodes):
         raise ModelError("not a node-link graph: two nodes have the same id")
     labels = [str(node.get("name", name)) for node, name in zip(nodes, names, strict=True)]
     if len(set(labels)) < len(labels):
@@ -67,32 +62,41 @@ def parse_node_link(
     if any(backward):
         # Forward first: a node marked as forward may not read a gradient, so this order is topological as well.
         order = [node for node in order if not backward[node]] + [node for node in order if backward[node]]
-    tensors = [Tensor(labels[node], int(sizes[node])) for node in range(len(nodes))]
+    tensors = [Tensor(label, int(held)) for label, held in zip(labels, sizes, strict=True)]
     ops = [Op(labels[node], tuple(before[node]), (node,), costs[node], backward=backward[node]) for node in order]
     if add_backward:
-        readers: list[list[int]] = [[] for _ in nodes]
-        for node in order:
-            for source in before[node]:
-                readers[source].append(node)
-        gradient = {node: len(nodes) + index for index, node in enumerate(reversed(order))}
-        for node in reversed(order):
-            reads = dict.fromkeys([node])
-            for reader in readers[node]:
-                reads.update(dict.fromkeys([*before[reader], reader, gradient[reader]]))
-            tensors.append(Tensor(f"{labels[node]}/grad", int(sizes[node])))
-            ops.append(
-                Op(
-                    f"{labels[node]}/grad",
-                    tuple(reads),
-                    (gradient[node],),
-                    costs[node] * backward_cost,
-                    backward=True,
-                )
-            )
+        for node, reads in _gradient_reads(before, order):
+            label = f"{labels[node]}/grad"
+            ops.append(Op(label, reads, (len(tensors),), costs[node] * backward_cost, backward=True))
+            tensors.append(Tensor(label, int(sizes[node])))
     try:
         return Problem(tuple(ops), tuple(tensors))
     except ValueError as error:
         raise ModelError(f"not a training graph: {error}") from error
+
+
+def _before(names: Sequence[Any], links: Iterable[Mapping[str, Any]]) -> list[list[int]]:
+    """For each node those that it reads, each once, in the order of the links."""
+    position = {name: index for index, name in enumerate(names)}
+    before: list[dict[int, None]] = [{} for _ in names]
+    for link in links:
+        source, target = position[link["source"]], position[link["target"]]
+        before[target][source] = None
+    return [list(sources) for sources in before]
+
+
+def _gradient_reads(before: Sequence[Sequence[int]], order: Sequence[int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Each node, the last first, and what the gradient of its output reads; gradients are numbered behind the nodes."""
+    readers: list[list[int]] = [[] for _ in before]
+    for node in order:
+        for source in before[node]:
+            readers[source].append(node)
+    gradient = {node: len(before) + index for index, node in enumerate(reversed(order))}
+    for node in reversed(order):
+        reads = dict.fromkeys([node])
+        for reader in readers[node]:
+            reads.update(dict.fromkeys([*before[reader], reader, gradient[reader]]))
+        yield node, tuple(reads)
 
 
 def _attribute(node: Mapping[str, Any], names: tuple[str, ...], default: float | None = None) -> float:
