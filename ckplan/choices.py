@@ -6,11 +6,11 @@ Each is a frozen dataclass with a ``name``; its fields are its options.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar, get_type_hints
 
 from ckplan.arguments import shown
+from ckplan.display import did_you_mean
 from ckplan.errors import UsageError
 from ckplan.units import parse_bytes
 
@@ -43,8 +43,7 @@ def parse_choice(text: str, kinds: Sequence[type[C]], what: str) -> C:
     name, _, rest = text.partition(":")
     by_name = {kind.name: kind for kind in kinds}
     if name not in by_name:
-        near = difflib.get_close_matches(name, by_name, n=1)
-        hint = f"did you mean `{near[0]}`?" if near else f"choose one of {', '.join(by_name)}"
+        hint = did_you_mean(name, by_name) or f"choose one of {', '.join(by_name)}"
         raise UsageError(f"there is no {what} `{name}`", hint)
     kind = by_name[name]
     types = get_type_hints(kind)

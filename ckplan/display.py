@@ -1,7 +1,8 @@
-"""Small pieces of text for people: lists cut short, and tables of names and values for notebooks."""
+"""Small pieces of text for people: lists cut short, near names, and tables of names and values for notebooks."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -10,6 +11,18 @@ def shortened(names: Sequence[str], most: int = 5) -> str:
     """List things for people: the first few of them, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
+    """A question that names what is spelt nearly like a name that does not exist; empty where nothing is.
+
+    Args:
+        name: what the user wrote.
+        known: the names that there are.
+        most: how many of them are named at the most.
+    """
+    near = difflib.get_close_matches(name, sorted(set(known)), n=most, cutoff=0.5)
+    return f"did you mean {' or '.join(f'`{candidate}`' for candidate in near)}?" if near else ""
 
 
 def one_line(text: object, most: int = 200) -> str:

@@ -199,7 +199,7 @@ def culprit(check: Check) -> str:
         more = f"takes {format_bytes(growth.change)} more of it" if growth.before else told
         parts.append(f"{'the workspace of ' * work}'{alive.tensor}'{maker} {more}")
     if check.dropped:
-        parts.append(f"'{next(iter(check.dropped))}' is not kept any more")
+        parts.append(f"'{next(iter(check.dropped))}' is recomputed now")
     return f": {', '.join(parts)}" if parts else ""
 
 

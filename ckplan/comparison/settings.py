@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckplan.display import did_you_mean
 from ckplan.errors import UsageError
 from ckplan.pipeline.goal import Goal
 from ckplan.pipeline.options import READERS, Reader, StepOptions, read_text, spell_options
@@ -102,5 +102,4 @@ def read_setting(name: str, value: Any) -> Any:
 def unknown(name: str, known: Iterable[str]) -> str:
     """What to say of a name that is not one of those known: the nearest, or all of them."""
     listed = list(known)
-    near = difflib.get_close_matches(name, listed, n=1, cutoff=0.5)
-    return f"did you mean `{near[0]}`?" if near else f"choose one of {', '.join(listed)}"
+    return did_you_mean(name, listed) or f"choose one of {', '.join(listed)}"

@@ -18,7 +18,6 @@ Where the last two are not enough to go by, `ckplan.model.default_sizes` says wh
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from ckplan.arguments import check_number, check_table, shown
-from ckplan.display import shortened
+from ckplan.display import did_you_mean, shortened
 from ckplan.errors import ModelError, UsageError
 from ckplan.model.expressions import evaluate
 from ckplan.model.told_sizes import told_by_weights
@@ -338,9 +337,8 @@ def _name(value: ir.Value) -> str:
 
 def _nearest(name: str, candidates: Mapping[str, object] | Sequence[str], otherwise: str) -> str:
     names = sorted({candidate for candidate in candidates if candidate})
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    if near:
-        return "did you mean " + " or ".join(f"'{n}'" for n in near) + "?"
+    if near := did_you_mean(name, names, most=3):
+        return near
     if not names:
         return "it has none; use --shape input=..."
     return f"{otherwise} " + shortened([f"'{n}'" for n in names], 8)

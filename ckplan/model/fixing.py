@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.arguments import check_table
-from ckplan.display import shortened
+from ckplan.display import did_you_mean, shortened
 from ckplan.errors import UsageError
 from ckplan.model.constants import mark_constant
 from ckplan.model.infer import static_shape
@@ -39,7 +39,8 @@ def shapes_of(
     for name, numbers in fixed.items():
         if name not in inputs:
             listed = shortened([f"'{known}'" for known in inputs], 10) or "none"
-            raise UsageError(f"the model has no input '{name}' to set", f"its inputs are {listed}")
+            hint = did_you_mean(name, [str(known) for known in inputs], most=3) or f"its inputs are {listed}"
+            raise UsageError(f"the model has no input '{name}' to set", hint)
         shape = inputs[name].shape
         if isinstance(numbers, Sequence) and (shape is None or len(shape) == 1):
             found[name] = (len(numbers),)

@@ -56,8 +56,11 @@ _OF_EXPORTERS: tuple[Callable[[ir.Model], Iterable[str]], ...] = (
 _EXPORT_SQUEEZED = "torch leaves an axis longer than 1 where its exporter takes it away: export it with ckplan.export"
 """What to do where torch's default exporter wrote a Squeeze that no runtime loads (``aten_squeeze_dim``)."""
 
+_MIXED = "has inconsistent type"
+"""What inference says of nodes that read several types where they have to be one."""
+_ONE_TYPE = "cast what it reads to one type, or export the model with all of it in one"
 _INVALID = (
-    "has inconsistent type",
+    _MIXED,
     "has unsupported type",
     "Unrecognized attribute",
     "has input size",
@@ -289,7 +292,8 @@ def _blame(error: ModelError, state: Sweep, model: ir.Model) -> ModelError:
         if node.graph is not None:
             reason = problem.split(") ", 1)[-1][:200]
             if any(words in problem for words in _INVALID):
-                hint = NO_BFLOAT16 if "bfloat16" in reason else EXPORT_AGAIN
+                other = NO_BFLOAT16 if "bfloat16" in reason else EXPORT_AGAIN
+                hint = _ONE_TYPE if _MIXED in reason else other
                 return ModelError(f"the file is not valid: {node.op_type} '{node.name}', {reason}", hint)
             if node.graph is not model.graph and (decides := deciding_input(model.graph, node)):
                 problem = f"{node.op_type} '{node.name}' in a branch does not fit its inputs ({reason})"

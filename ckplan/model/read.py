@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from ckplan.arguments import path_of
-from ckplan.display import one_line
+from ckplan.display import did_you_mean, one_line
 from ckplan.errors import ModelError
 from ckplan.model.external import settle
 from ckplan.model.maps import read_scores, with_scores
@@ -153,7 +153,7 @@ def _check_plausible(file: Path) -> None:
     except FileNotFoundError:
         if str(file) == "-":
             raise ModelError("a model is not read from stdin", _SAVE_IT) from None
-        raise ModelError(f"no such file: {file}", "check the path") from None
+        raise ModelError(f"no such file: {file}", _near(file) or "check the path") from None
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error.strerror}", "check the path and its permissions") from None
     if status.st_size == 0:
@@ -163,6 +163,11 @@ def _check_plausible(file: Path) -> None:
             raise ModelError(f"{file} {what}", hint)
     if head[4:8] == b"ORTM":
         raise ModelError(f"{file} is in onnxruntime's ORT format, which cannot be edited", "give the .onnx file")
+
+
+def _near(file: Path) -> str:
+    """A question for the ONNX files that lie where a file should be and are called nearly like it."""
+    return did_you_mean(file.name, (path.name for path in file.parent.glob("*.onnx")))
 
 
 def _check_graph(model: ir.Model, file: Path) -> None:

@@ -220,6 +220,15 @@ def test_what_a_cpu_makes_of_float16_is_noted(tmp_path: Path) -> None:
     assert any("does in float32 between Casts" in note for note in measure(path, heap=False).notes)
 
 
+def test_a_weight_of_another_type_than_what_it_multiplies_is_to_be_cast() -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 22]> g (float[4,1] x) => (float[4,1] y) { y = MatMul(x, w) }"""
+    )
+    model.graph.initializer.append(helper.make_tensor("w", TensorProto.BFLOAT16, [1, 1], [1.0]))
+    with pytest.raises(ModelError, match=r"inconsistent type tensor\(bfloat16\); cast what it reads to one type"):
+        normalise(ir.from_proto(model))
+
+
 def test_bfloat16_by_the_reference() -> None:
     model = parse(
         """g (bfloat16[3,4] x) => (bfloat16 loss) {

@@ -125,9 +125,9 @@ def test_nothing_overridden_needs_no_reference() -> None:
 @pytest.mark.parametrize(
     ("dims", "given_shapes", "expected"),
     [
-        ({"bath": 2}, {}, "'batch'"),
+        ({"bath": 2}, {}, "`batch`"),
         ({"batch": -2}, {}, "-2"),
-        ({}, {"imgae": (1, 2)}, "'image'"),
+        ({}, {"imgae": (1, 2)}, "`image`"),
         ({}, {"image": (1, 2, 3)}, "2 dimensions"),
         ({}, {"image": (-1, 2)}, "is -1; give a whole number of at least 0"),
         ({}, {"image": (2.5, 2)}, "is 2.5; give a whole number"),

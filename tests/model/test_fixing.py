@@ -78,13 +78,14 @@ def test_numbers_lists_and_truth(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fixed", "words"),
     [
-        ({"speed": 1}, "no input 'speed' to set"),
+        ({"speed": 1}, "no input 'speed' to set; its inputs are"),
+        ({"axis": 1}, "no input 'axis' to set; did you mean `axes`"),
         ({"axes": (1.5,)}, "cannot be 1.5; give whole numbers"),
         ({"keep": 2}, "cannot be 2; give true or false"),
         ({"keep": (True, False)}, "has 6 elements, 2 were given"),
         ({"scale": None}, "input 'scale' cannot be None; give numbers"),
     ],
-    ids=["unknown", "fraction", "no truth", "too few", "nothing"],
+    ids=["unknown", "nearly known", "fraction", "no truth", "too few", "nothing"],
 )
 def test_what_does_not_fit(tmp_path: Path, fixed: dict[str, float], words: str) -> None:
     with pytest.raises(UsageError, match=words):

@@ -46,6 +46,13 @@ def test_missing_file_and_directory(tmp_path: Path) -> None:
     assert "is a directory" in message(tmp_path)
 
 
+def test_a_file_that_is_called_nearly_so_is_named(tmp_path: Path) -> None:
+    (tmp_path / "network.onnx").touch()
+    for name in ("netwrok.onnx", "network.onx", "network"):
+        assert message(tmp_path / name) == f"no such file: {tmp_path / name}; did you mean `network.onnx`?"
+    assert message(tmp_path / "elsewhere" / "network.onnx").endswith("; check the path")
+
+
 @pytest.mark.skipif(os.name == "nt", reason="needs named pipes")
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"

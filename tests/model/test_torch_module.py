@@ -163,6 +163,16 @@ def test_the_mode_of_the_module_is_kept(tmp_path: Path) -> None:
     assert "1 BatchNormalization node(s) were in training mode in torch" in notes
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own
+@pytest.mark.parametrize("folded", [False, True])
+def test_a_normalisation_that_torch_folded_takes_no_statistics_of_the_batch(tmp_path: Path, folded: bool) -> None:
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).train()
+    torch.onnx.export(module, (torch.randn(2, 3, 8, 8),), tmp_path / "net.onnx", verbose=False, optimize=folded)
+    notes = " ".join(ckplan.open_model(tmp_path / "net.onnx", loss="mse").notes)
+    assert ("--training takes the statistics of the batch" in notes) is not folded
+    assert ("were in training mode in torch, whose exporter folded their inference form" in notes) is folded
+
+
 def test_one_line_from_a_module_to_a_training_file(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     ckplan.rewrite(

@@ -129,7 +129,7 @@ def test_the_page_names_what_grew() -> None:
         "+5.0 KiB 4.0 KiB 9.0 KiB Conv a",
         "+3.0 KiB new 3.0 KiB Conv new",
         "others shrank or left the peak, with 1.0 KiB",
-        "kept by the base's plan, recomputed now:",
+        "recomputed now, and not by the base's plan:",
         "1.0 KiB b",
     ):
         assert line in page, line

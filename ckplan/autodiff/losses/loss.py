@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from ckplan.autodiff.losses.head import Head, behind_softmax, chosen_from, head_
 from ckplan.autodiff.quantisation import is_quantised
 from ckplan.autodiff.reading import is_floating, shape_of, size_of
 from ckplan.autodiff.sums import total
-from ckplan.display import shortened
+from ckplan.display import did_you_mean, shortened
 from ckplan.errors import ModelError, UsageError
 from ckplan.operators.matching import input_of, is_op
 
@@ -104,16 +103,13 @@ def add_loss(op: Builder, spec: str | None) -> Loss:
         return Loss(_scalar(by_name[spec]), f"the model's output '{spec}'")
     kind, colon, chosen = spec.partition(":")
     if kind not in LOSSES:
-        near = difflib.get_close_matches(spec, [*by_name, *LOSSES], n=3)
         raise UsageError(
             f"`{spec}` is neither a loss nor an output of the model",
-            f"did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else _choices(by_name),
+            did_you_mean(spec, [*by_name, *LOSSES], most=3) or _choices(by_name),
         )
     if colon and chosen not in by_name:
-        near = difflib.get_close_matches(chosen, by_name, n=3)
         raise UsageError(
-            f"the model has no output `{chosen}`",
-            f"did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else _choices(by_name),
+            f"the model has no output `{chosen}`", did_you_mean(chosen, by_name, most=3) or _choices(by_name)
         )
     output = by_name[chosen] if chosen else outputs[0]
     if not is_floating(output):

@@ -137,12 +137,7 @@ def signature_notes(
             f"merged with equal ones, all zero or computed with ({shortened([repr(name) for name in lost], 3)}); "
             "ckplan.export keeps them"
         )
-    in_training = sum(_BATCH_NORM_IN_TRAINING.search(line_of(node)) is not None for node in graph)
-    if in_training:
-        notes.append(
-            f"{in_training} BatchNormalization node(s) were in training mode in torch, whose exporter writes the "
-            "inference form; --training takes the statistics of the batch"
-        )
+    notes += _batch_norm_notes(graph)
     losses = _lines_of(graph, "SoftmaxCrossEntropyLoss")
     smoothed = {found[1] for line in losses if (found := _SMOOTHED.search(line))}
     if smoothed - {"0.0"}:
@@ -163,6 +158,25 @@ def signature_notes(
             "keeps it, without ceil_mode"
         )
     return tuple(notes)
+
+
+def _batch_norm_notes(graph: ir.Graph) -> list[str]:
+    """Note which batch normalisations were in training mode in torch: of those that are there, and of those folded."""
+    nodes = [node for node in graph if _BATCH_NORM_IN_TRAINING.search(line_of(node)) is not None]
+    kept = sum(is_op(node, "BatchNormalization") for node in nodes)
+    notes = []
+    if kept:
+        notes.append(
+            f"{kept} BatchNormalization node(s) were in training mode in torch, whose exporter writes the inference "
+            "form; --training takes the statistics of the batch"
+        )
+    if len(nodes) > kept:
+        notes.append(
+            f"{len(nodes) - kept} BatchNormalization node(s) were in training mode in torch, whose exporter folded "
+            "their inference form into the layers before them: what they make is not what torch made of the batch; "
+            "ckplan.export keeps them"
+        )
+    return notes
 
 
 def _lines_of(graph: ir.Graph, op_type: str) -> set[str]:

@@ -77,7 +77,7 @@ def _section(found: Comparison, check: Check, alone: bool) -> Section:
     if check.level is Level.FAILED and (remedy := found.remedy(check)):  # how to accept what grew, or what else to do
         facts.append(Fact("next", remedy))
     rows = [Row((size(count), name(tensor))) for tensor, count in (check.dropped or {}).items()]
-    dropped = Table(("bytes", "tensor"), tuple(rows), caption="kept by the base's plan, recomputed now:")
+    dropped = Table(("bytes", "tensor"), tuple(rows), caption="recomputed now, and not by the base's plan:")
     tables = [table for table in (_growth(check), dropped) if table.rows]
     level = check.level.value
     minor = check.level is Level.PASSED and not alone
