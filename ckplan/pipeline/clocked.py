@@ -26,6 +26,9 @@ from ckplan.planner.strategies import Strategy
 Clock = Callable[[ir.Model, ir.Model], Timing]
 """Times a step of a base model and one of another model in turns."""
 
+_Tried = tuple[float, Planned]
+"""An overhead that was planned for, and the file, timed."""
+
 _log = logging.getLogger(__name__)
 
 _FILES, _PLANS = 6, 10
@@ -55,49 +58,96 @@ def rewrite_by_clock(
     Raises:
         UsageError: the goal is not an overhead alone.
     """
-    asked = goal.overhead
+    asked, name = goal.overhead, str(goal.applied(strategy))
     if asked is None or goal.budget is not None or goal.share is not None:
         raise UsageError("`--cost clock` is for a goal of time alone", "give --overhead, without --budget")
-    tried: list[Planned] = []
-    interrupted = False
-    fitting, exceeding, guess = (0.0, 0.0), (math.inf, math.inf), asked
-    for _ in range(_PLANS):
+    tried: list[_Tried] = []
+    guess: float | None = asked
+    for turn in range(_PLANS):
+        if guess is None:
+            break
+        interrupted = False
         try:
-            made = plan(replace(goal, overhead=guess))
-            if (known := _same_schedule(made, tried)) is None:
-                _log.info("timing file %d beside the step without a plan", len(tried) + 1)
-                tried.append(replace(made, timing=clock(step.reference.ordered, made.model)))
+            made = _timed(plan(replace(goal, overhead=guess)), tried, step, clock)
+            tried.append((guess, made))
+            _log.info("on the clock: %+.1f %% for a plan of %+.1f %%", 100 * made.extra_time, 100 * made.plan.overhead)
+            interrupted = made.plan.interrupted
         except KeyboardInterrupt:
             if not tried:
                 raise
             interrupted = True
-            break
-        made = known or tried[-1]
-        interrupted = interrupted or made.plan.interrupted
-        _log.info("on the clock: %+.1f %% for a plan of %+.1f %%", 100 * made.extra_time, 100 * made.plan.overhead)
-        if interrupted or abs(made.extra_time - asked) <= _CLOSE:
-            break
-        if made.extra_time < asked:
-            fitting = max(fitting, (guess, made.extra_time))
-        else:
-            exceeding = min(exceeding, (made.plan.overhead, made.extra_time))
-        guess = _between(fitting, exceeding, asked)
-        if known is not None and math.isinf(exceeding[0]):
-            if fitting[0] >= _FARTHEST * known.plan.overhead:
-                break  # no plan is lower
-            guess = _FARTHEST * known.plan.overhead
-        if len(tried) == _FILES or not fitting[0] < guess < exceeding[0]:
-            break
-    if interrupted:
-        tried = [replace(made, plan=replace(made.plan, interrupted=True)) for made in tried]
-    left = [made for made in tried if made.extra_time <= asked + _CLOSE]
-    while left:
-        made = _lowest(left)
-        left.remove(made)
-        confirmed = made if interrupted else _timed_again(made, step, clock)
-        if confirmed.extra_time <= asked + 2 * _CLOSE:
-            return by_strategy(confirmed, str(goal.applied(strategy)))
-    return without_plan(step, strategy)
+        if interrupted:
+            files = [_as_interrupted(made) for _, made in tried]
+            fitting = [made for made in files if made.extra_time <= asked + _CLOSE]
+            return by_strategy(_lowest(fitting), name) if fitting else _too_slow(step, strategy, files)
+        is_close = abs(tried[-1][1].extra_time - asked) <= _CLOSE
+        guess = None if is_close or turn == _PLANS - 1 else _next(tried, asked)
+        if guess is None:
+            confirmed, tried = _confirmed(tried, asked, step, clock)
+            if confirmed is not None:
+                return by_strategy(confirmed, name)
+            guess = _next(tried, asked)
+    return _too_slow(step, strategy, [made for _, made in tried])
+
+
+def _timed(made: Planned, tried: Sequence[_Tried], step: Step, clock: Clock) -> Planned:
+    """A file with its time beside that of the step without a plan, which that of the same schedule has already."""
+    known = next((other for _, other in tried if other.plan.schedule == made.plan.schedule), None)
+    if known is not None:
+        return known
+    _log.info("timing file %d beside the step without a plan", _files(tried) + 1)
+    return replace(made, timing=clock(step.reference.ordered, made.model))
+
+
+def _files(tried: Sequence[_Tried]) -> int:
+    """How many files were timed: several goals may have one plan."""
+    return len({tuple(made.plan.schedule) for _, made in tried})
+
+
+def _next(tried: Sequence[_Tried], asked: float) -> float | None:
+    """The overhead to plan for next; None where enough files were timed, or no other is to be expected."""
+    faster = [(overhead, made.extra_time) for overhead, made in tried if made.extra_time < asked]
+    fitting = max(faster, default=(0.0, 0.0))
+    slower = [(made.plan.overhead, made.extra_time) for _, made in tried if made.extra_time >= asked]
+    exceeding = min(slower, default=(math.inf, math.inf))
+    guess, last = _between(fitting, exceeding, asked), tried[-1][1]
+    is_known = any(made.plan.schedule == last.plan.schedule for _, made in tried[:-1])
+    if is_known and math.isinf(exceeding[0]):
+        guess = _FARTHEST * last.plan.overhead
+        if fitting[0] >= guess:
+            return None  # no plan is lower
+    return guess if _files(tried) < _FILES and fitting[0] < guess < exceeding[0] else None
+
+
+def _confirmed(tried: Sequence[_Tried], asked: float, step: Step, clock: Clock) -> tuple[Planned | None, list[_Tried]]:
+    """The file of the lowest peak that costs no more than was asked for when it is timed once more, if there is one.
+
+    The best of several figures is too good by chance as often as not.
+
+    Returns:
+        The file with the later figure; all files, those that did not keep to the earlier one with the later.
+    """
+    tried = list(tried)
+    while left := [made for _, made in tried if made.extra_time <= asked + _CLOSE]:
+        best = _lowest(left)
+        try:
+            again = replace(best, timing=clock(step.reference.ordered, best.model))
+        except KeyboardInterrupt:
+            return _as_interrupted(best), tried
+        if again.extra_time <= asked + 2 * _CLOSE:
+            return again, tried
+        tried = [(overhead, again if made is best else made) for overhead, made in tried]
+    return None, tried
+
+
+def _as_interrupted(made: Planned) -> Planned:
+    """A file of a search that Ctrl-C ended."""
+    return replace(made, plan=replace(made.plan, interrupted=True))
+
+
+def _too_slow(step: Step, strategy: Strategy, files: Sequence[Planned]) -> Planned:
+    """The step without a plan, where all files are slower than was asked for."""
+    return replace(without_plan(step, strategy), least_extra_time=min(made.extra_time for made in files))
 
 
 def _lowest(files: Sequence[Planned]) -> Planned:
@@ -121,16 +171,3 @@ def _between(fitting: tuple[float, float], exceeding: tuple[float, float], asked
         return min(max(evenly, overhead + asked - cost), _FARTHEST * overhead)
     share = (asked - fitting[1]) / (exceeding[1] - fitting[1])
     return fitting[0] + min(max(share, 0.1), 0.9) * (exceeding[0] - fitting[0])
-
-
-def _same_schedule(made: Planned, tried: Sequence[Planned]) -> Planned | None:
-    """The file that was timed with the same schedule, if there is one."""
-    return next((other for other in tried if other.plan.schedule == made.plan.schedule), None)
-
-
-def _timed_again(made: Planned, step: Step, clock: Clock) -> Planned:
-    """The same with a figure of its own: the best of several figures is too good by chance as often as not."""
-    try:
-        return replace(made, timing=clock(step.reference.ordered, made.model))
-    except KeyboardInterrupt:
-        return replace(made, plan=replace(made.plan, interrupted=True))
