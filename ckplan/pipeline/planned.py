@@ -36,8 +36,8 @@ class Planned:
         executed: what onnxruntime executes of it.
         scope: what the budget is of; see `Goal`.
         timing: steps of the file beside steps without a plan, if the plan was chosen by the clock.
-        least_extra_time: where no file that was timed keeps to the goal, what the fastest takes more than a step without
-            a plan, as a ratio of that.
+        least_extra_time: where no file that was timed keeps to the goal, what the fastest takes more than a step
+            without a plan, as a ratio of that.
     """
 
     step: Step
