@@ -79,6 +79,8 @@ def hoist(model: ir.Model) -> None:
                 hoisted = _hoist_node(graph, node, tensor_of(node), names)
                 if hoisted is not None and operator == "Constant" and _is_literal(model, hoisted):
                     mark_constant(hoisted, node.metadata_props.get(keys.CONSTANT, IN_NODE))
+                elif hoisted is not None and operator == "ConstantOfShape":
+                    hoisted.metadata_props[keys.FILLED] = ""
     _mark_settings(graph)
     for value in graph.initializers.values():
         tensor = value.const_value

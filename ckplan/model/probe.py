@@ -167,7 +167,7 @@ def _refuse_fed_range(node: ir.Node | None) -> None:
         listed = " and ".join(f"'{name}'" for name in fed)
         raise ModelError(
             f"Range '{node.name}' has a length that depends on {listed} when it runs, and a plan needs fixed sizes",
-            "make constants of these inputs in the file",
+            f"fix what decides: {' '.join(f'--set {name}=VALUE' for name in fed)}",
         )
 
 

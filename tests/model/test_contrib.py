@@ -106,7 +106,7 @@ def test_forms_that_cannot_be_written_stay_with_a_reason(given: Case, reason: st
 
 def test_a_range_that_is_fed_is_refused() -> None:
     proto, feeds = model_of(case("Range", *map(np.asarray, (1.0, 7.0, 2.0))), np.float32)
-    with pytest.raises(ModelError, match=r"Range .* make constants of these inputs"):
+    with pytest.raises(ModelError, match=r"Range .* fix what decides: --set \w+=VALUE --set \w+=VALUE"):
         _load(proto, feeds)
 
 

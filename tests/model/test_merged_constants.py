@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
+from tests.model.models import normal
 from tests.model.torch_files import add_source, exported, gradients, loaded
 
 _PARAMETERS = {"n.weight": np.ones(4, np.float32), "n.bias": np.zeros(4, np.float32)}
@@ -147,3 +148,21 @@ def test_parts_of_a_parameter_that_begin_equal_may_be_one(numbers: list[float]) 
     )
     add_source(model, "getitem", "w", "softmax")
     assert ("('getitem_1' with 'getitem')" in loaded(model)[1]) is (len(set(numbers)) == 1)
+
+
+def test_what_a_node_fills_is_no_parameter_that_is_written_into_it() -> None:
+    """As a flow writes the entries below the diagonal of a matrix: those above stay 0."""
+    places, entries = np.array([[1, 0], [2, 0], [2, 1]]), normal(0, 3)
+    model = exported(
+        "zeros = ConstantOfShape (size) matrix = ScatterND (zeros, places, val_13) y = MatMul (x, matrix)",
+        {"size": np.array([4, 4]), "places": places, "val_13": entries},
+        {"p_lower_entries": ("PARAMETER", "lower_entries")},
+        [
+            "aten.new_zeros](args = (%p_lower_entries, [4, 4])",
+            "aten.index_put](args = (%new_zeros, [%clone], %p_lower_entries)",
+            "aten.matmul](args = (%x, %index_put)",
+        ],
+    )
+    add_source(model, "val_13", "lower_entries", "val_12")
+    assert set(gradients(model)) == {"val_13"}
+    assert "1 weight(s) are what torch's exporter computed: 'val_13' of 'lower_entries'" in loaded(model)[1]

@@ -54,6 +54,9 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
     operands = operands_in(graph)
     if not operands:
         return ()
+    for value in graph.initializers.values():
+        if keys.FILLED in value.metadata_props:  # parameters are initializers, and no node makes what one begins with
+            value.metadata_props.setdefault(keys.STANDS_FOR, "")
     separated = separate_constants(graph)
     present = {operand_of(value): value for value in graph.initializers.values()}
     restored = restore_biases(graph, operands, present)
