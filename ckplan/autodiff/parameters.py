@@ -301,7 +301,7 @@ def select_parameters(
         ):
             chosen.append(value)
     if not chosen and not request.others:
-        raise _nothing_left(candidates, request, evidence.constants)
+        raise _nothing_left(candidates, request, [*evidence.numbers, *evidence.constants.values()])
     notes = evidence.notes()
     if request.all_parameters:
         notes += [*_folded_notes(chosen), *_adapter_notes(chosen)]
@@ -342,13 +342,13 @@ def _adapter_notes(chosen: Sequence[ir.Value]) -> list[str]:
 
 
 def _nothing_left(
-    candidates: Collection[ir.Value], request: Request, constants: Mapping[ir.Value, str]
+    candidates: Collection[ir.Value], request: Request, constants: Sequence[str]
 ) -> ModelError | UsageError:
     """Say why there is nothing to train: because of the model, or because of what was asked for."""
     left = [value for value in candidates if value not in request.frozen]
     if constants and len(constants) == len(left):
         return ModelError(
-            f"the model has no parameters to train, only constants ({shortened(list(constants.values()))})",
+            f"the model has no parameters to train, only constants ({shortened(constants)})",
             "name with --wrt what should be trained",
         )
     readers_of = dict.fromkeys(use.node for value in left for use in value.uses())

@@ -284,6 +284,17 @@ def test_a_model_of_constants_has_nothing_to_train() -> None:
     assert list(build_training_graph(model, wrt=["factor"]).gradients) == ["factor"]
 
 
+def test_a_few_numbers_that_torch_computed_are_named_where_nothing_else_is_left_to_train() -> None:
+    text = (
+        "g (double[3,3] x) => (double[3,3] y) "
+        '{ matrix = ScatterND (zeros, places, "onnx::ScatterND_46") y = MatMul (x, matrix) }'
+    )
+    places, numbers = np.array([[1, 0], [2, 0], [2, 1]]), np.array([1.58, -0.21, -2.25])
+    model = parse(text, zeros=np.zeros((3, 3)), places=places, **{"onnx::ScatterND_46": numbers})
+    with pytest.raises(ModelError, match=r"only constants \('onnx::ScatterND_46', .*; name with --wrt"):
+        build_training_graph(model)
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_composites_do_not_hide_how_the_model_reads_a_tensor(training: bool) -> None:
     text = """g (double[2,3,6,6] x) => (double loss) {
