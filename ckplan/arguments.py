@@ -150,6 +150,8 @@ def path_of(what: str, given: Any) -> Path:
         UsageError: it is of another kind, or no file system has such names.
     """
     check_kind(what, given, (str, os.PathLike), "give a path")
+    if given == "":  # which would be the current directory
+        raise UsageError(f"{what} is ''", "give a path")
     path = Path(given)
     try:
         os.lstat(path)

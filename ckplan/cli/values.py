@@ -11,7 +11,18 @@ import click
 from ckplan.errors import UsageError
 from ckplan.units import parse_budget, parse_bytes, parse_share
 
-PATH = click.Path(path_type=Path, readable=False)
+
+class _Path(click.Path):
+    """A path of any kind but an empty one, which Python takes for the current directory."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path of a text."""
+        if value == "":
+            self.fail("it is empty, as a variable of the shell that is not set leaves it", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = _Path(path_type=Path, readable=False)
 """A path of any kind; what reads the file says what is wrong with it."""
 
 

@@ -108,7 +108,7 @@ class Check:
         limits: what it had to keep to.
         findings: the limits that it does not keep.
         growth: buffers whose part in the peak changed, the one that grew most first.
-        dropped: bytes of each forward tensor that was kept and is recomputed now.
+        dropped: bytes of each forward tensor that is recomputed now, and was not before: it was kept, or is new.
         limit: bytes that its peak may have, the lowest of its limits; None if it has none.
         error: why the check could not be made.
     """
@@ -199,8 +199,18 @@ def culprit(check: Check) -> str:
         more = f"takes {format_bytes(growth.change)} more of it" if growth.before else told
         parts.append(f"{'the workspace of ' * work}'{alive.tensor}'{maker} {more}")
     if check.dropped:
-        parts.append(f"'{next(iter(check.dropped))}' is recomputed now")
+        first = next(iter(check.dropped))
+        parts.append(
+            f"'{first}' is {'not kept any more' if _was_there(check.base, check.head, first) else 'recomputed now'}"
+        )
     return f": {', '.join(parts)}" if parts else ""
+
+
+def _was_there(base: Snapshot | None, head: Snapshot | None, tensor: str) -> bool:
+    """Whether the base is known to have a tensor: of what was not alive at its peak only the whole graph tells."""
+    sides = [side.fingerprint.digest for side in (base, head) if side is not None and side.fingerprint is not None]
+    same = len(sides) == 2 and sides[0] == sides[1]
+    return same or (base is not None and any(alive.tensor == tensor for alive in base.at_peak))
 
 
 def _more(count: int) -> str:
@@ -277,7 +287,7 @@ def grown_buffers(base: Snapshot, head: Snapshot) -> tuple[Growth, ...]:
 
 
 def dropped_tensors(base: Snapshot | None, head: Snapshot) -> dict[str, int]:
-    """Bytes of each forward tensor that the base's plan computes once and the newer one again.
+    """Bytes of each forward tensor that the newer plan recomputes, and the base's does not.
 
     Those that were there at the base's peak come first, then the largest.
     """

@@ -6,7 +6,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from click.testing import CliRunner
 
+from ckplan.arguments import path_of
+from ckplan.cli import cli
 from ckplan.cli.output import check_output
 from ckplan.errors import EnvironmentUnavailableError, UsageError
 
@@ -53,6 +56,19 @@ def test_weights_of_the_source_are_never_overwritten(tmp_path: Path) -> None:
 def test_a_device_is_refused_before_any_work(force: bool) -> None:
     with pytest.raises(UsageError, match=f"{os.devnull} is not a regular file; name a file"):
         check_output(Path(os.devnull), force)
+
+
+def test_an_empty_path_is_not_the_current_directory() -> None:
+    with pytest.raises(UsageError, match=r"the file to write is ''; give a path"):
+        path_of("the file to write", "")
+    for arguments in (
+        ["grad", "model.onnx", "-o", ""],
+        ["measure", ""],
+        ["compare", "a.json", "b.onnx", "--junit", ""],
+    ):
+        result = CliRunner().invoke(cli, arguments, prog_name="ckplan")
+        assert result.exit_code == 2
+        assert "it is empty, as a variable of the shell that is not set leaves it" in result.stderr
 
 
 def test_a_directory_is_no_file(tmp_path: Path) -> None:

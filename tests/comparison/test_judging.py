@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ckplan.comparison import Check, Comparison, Level, Limits, judge
 from ckplan.comparison.snapshot import WORKSPACE, PeakBuffer
 from ckplan.errors import CheckFailedError, ModelError, UsageError
-from tests.comparison.examples import KIB, measured, snapshot
+from tests.comparison.examples import KIB, MARK, measured, snapshot
 
 
 def test_what_does_not_grow_passes() -> None:
@@ -65,7 +67,17 @@ def test_a_dropped_checkpoint_is_named() -> None:
     head = snapshot(("c", 6), recomputed={"a": 4, "b": 7, "d": 9})
     check = judge("net", "net.onnx", base, head)
     assert check.dropped == {"a": 4, "d": 9}, "what was there at the base's peak comes first"
-    assert "'a' is recomputed now" in str(Comparison((check,)).failure)
+    assert "'a' is not kept any more" in str(Comparison((check,)).failure)
+
+
+def test_a_tensor_that_is_new_was_not_kept_before() -> None:
+    base = snapshot(("a", 4), fingerprint=replace(MARK, digest="4567"))
+    told = [
+        str(Comparison((judge("net", "net.onnx", side, snapshot(("c", 6), recomputed={"d": 9})),)).failure)
+        for side in (base, replace(base, fingerprint=MARK))
+    ]
+    assert "'d' is recomputed now" in told[0]
+    assert "'d' is not kept any more" in told[1], "of the same graph"
 
 
 def test_a_budget_holds_without_a_base() -> None:

@@ -71,3 +71,10 @@ def test_what_onnxsim_lists_is_noted() -> None:
     _, notes = loaded(model)
     assert "onnxsim dropped, merged or computed with 1 parameter(s) of the module or more ('a.bias')" in notes
     assert f"1 layer(s) ('/a/Conv') {ZEROS_LOST}" in notes
+
+
+@pytest.mark.parametrize(("listed", "folded_by"), [("a.bias", "onnxsim or torch's exporter"), ("", "torch's exporter")])
+def test_what_folded_a_normalisation_is_not_said_for_certain(listed: str, folded_by: str) -> None:
+    model = simplified("made = Conv(x, w)", "node_conv1d", "getitem_3", normal(1, 4, 4, 1))
+    model.metadata_props.append(onnx.StringStringEntryProto(key="onnxsim.removed_values", value=listed))
+    assert f"are products: {folded_by} folded a" in loaded(model)[1]

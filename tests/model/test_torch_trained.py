@@ -56,6 +56,17 @@ def test_zeros_times_a_weight_that_is_gone_are_no_parameter() -> None:
     assert loaded(model)[0].graph.initializers["linear_2"].metadata_props[STANDS_FOR] == ""
 
 
+@pytest.mark.parametrize("mode", ["functional.default](args = (%mm, %g, True, ", "no_training.default](args = (%mm, "])
+def test_a_normalisation_in_training_mode_that_is_folded_is_none_for_training(mode: str) -> None:
+    """The node of the layer bears the line of the normalisation, and there is nothing that --training would change."""
+    line = f"aten._native_batch_norm_legit_{mode}0.1, 1e-05))"
+    arrays = {"l.weight": normal(0, 4, 4), "l.bias": normal(1, 4)}
+    model = exported("y = Gemm(x, l.weight, l.bias)", arrays, {"p_l": ("PARAMETER", "l.weight")}, [line])
+    notes = loaded(model)[1]
+    assert ("whose exporter folded their inference form into the layers" in notes) is ("functional" in mode)
+    assert "--training takes" not in notes
+
+
 def test_a_weight_into_which_a_norm_without_parameters_was_folded_is_one() -> None:
     """The exporter computes a new tensor of its name and says nothing of it, and the norm's module has but buffers."""
     model = exported(

@@ -177,5 +177,5 @@ def _take_notes(forms: TrainingForms, graph: ir.Graph, normalisations: int, drop
     if not (normalisations or dropouts):
         forms.notes.append(
             "the model holds no BatchNormalization and no Dropout to turn into training form: exporters fold and drop "
-            "them unless told to keep them (torch: a model in train mode, dynamo=True, optimize=False)"
+            "them (torch: ckplan.export of a model in train mode keeps both)"
         )

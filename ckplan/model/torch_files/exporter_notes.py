@@ -134,8 +134,9 @@ def signature_notes(
     if lost:
         notes.append(
             f"{len(lost)} parameter(s) of the torch module are not in the file as such, being unused, tied to others, "
-            f"merged with equal ones, all zero or computed with ({shortened([repr(name) for name in lost], 3)}); "
-            "ckplan.export keeps them"
+            f"merged with equal ones, all zero or computed with ({shortened([repr(name) for name in lost], 3)}): "
+            "where one tensor of the file is read as several of them, its gradient is the sum of theirs; ckplan.export "
+            "keeps them"
         )
     notes += _batch_norm_notes(graph)
     losses = _lines_of(graph, "SoftmaxCrossEntropyLoss")

@@ -74,10 +74,10 @@ def folded_notes(model: ir.Model) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def products_note(weights: Sequence[ir.Value | None]) -> str:
-    """Say which weights of convolutions are not those of the module."""
+def products_note(weights: Sequence[ir.Value | None], by: str = "torch's exporter") -> str:
+    """Say which weights of convolutions are not those of the module, and what folded something into them."""
     return (
-        f"{len(weights)} weight(s) of convolutions ({_listed(weights)}) are products: torch's exporter folded a "
+        f"{len(weights)} weight(s) of convolutions ({_listed(weights)}) are products: {by} folded a "
         "BatchNormalization into each, so that the parameters of both are not in the file as such; ckplan.export "
         "keeps them"
     )

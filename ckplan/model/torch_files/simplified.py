@@ -52,7 +52,7 @@ def simplified_notes(model: ir.Model) -> tuple[str, ...]:
         if is_op(node, ("Conv", "ConvTranspose")) and _NORMALISED.fullmatch(str(node.outputs[0].name))
     ]
     if folded:
-        notes.append(products_note(folded))
+        notes.append(products_note(folded, "onnxsim or torch's exporter" if removed else "torch's exporter"))
     layers = [
         repr(node.name)
         for node in model.graph
