@@ -292,8 +292,8 @@ def _blame(error: ModelError, state: Sweep, model: ir.Model) -> ModelError:
         if node.graph is not None:
             reason = problem.split(") ", 1)[-1][:200]
             if any(words in problem for words in _INVALID):
-                other = NO_BFLOAT16 if "bfloat16" in reason else EXPORT_AGAIN
-                hint = _ONE_TYPE if _MIXED in reason else other
+                of_bfloat16 = _ONE_TYPE if _MIXED in reason else NO_BFLOAT16
+                hint = of_bfloat16 if "bfloat16" in reason else EXPORT_AGAIN
                 return ModelError(f"the file is not valid: {node.op_type} '{node.name}', {reason}", hint)
             if node.graph is not model.graph and (decides := deciding_input(model.graph, node)):
                 problem = f"{node.op_type} '{node.name}' in a branch does not fit its inputs ({reason})"
