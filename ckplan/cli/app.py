@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -85,6 +85,7 @@ class App(click.Group):
         if not standalone_mode:
             return run()
         _open_closed_streams()
+        atexit.register(_forget_unwritten)
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a tensor's name must not crash an ASCII terminal
@@ -111,9 +112,21 @@ def _reader_may_go() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        # What is still buffered must not raise again when the interpreter shuts down.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _lead_nowhere(sys.stdout)
         raise SystemExit(BROKEN_PIPE) from None
+
+
+def _forget_unwritten() -> None:
+    """Give up messages for which there was no room: Python would end with 120 in place of the exit code."""
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _lead_nowhere(sys.stderr)
+
+
+def _lead_nowhere(stream: TextIO) -> None:
+    """Lead a stream to nowhere: what is still buffered must not raise again when the interpreter shuts down."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _open_closed_streams() -> None:

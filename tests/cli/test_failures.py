@@ -174,12 +174,14 @@ def test_an_answer_that_finds_no_room_is_one_line(options: list[str]) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(("name", "code"), [("model.onnx", 0), ("missing.onnx", 3)])
-def test_messages_that_find_no_room_are_missed(tmp_path: Path, name: str, code: int) -> None:
+def test_messages_that_find_no_room_are_missed(tmp_path: Path, name: str, code: int, unbuffered: str) -> None:
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     write_model(tmp_path / "model.onnx")
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "ckplan", "grad", str(tmp_path / name), "-o", str(tmp_path / "grad.onnx")]
-        done = subprocess.run(command, stderr=full, stdout=subprocess.PIPE, text=True, timeout=60)
+        done = subprocess.run(command, stderr=full, stdout=subprocess.PIPE, text=True, timeout=60, env=environment)
     assert done.returncode == code
     assert (tmp_path / "grad.onnx").exists() == (code == 0)
 
