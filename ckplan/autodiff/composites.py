@@ -89,12 +89,12 @@ def outline(
     twin = ir.Node(main.domain, main.op_type, main.inputs, main.attributes, outputs=[_twin(outputs[0])], name=main.name)
     inside[outputs[0]] = twin.outputs[0]
     body = [twin if node is main else node for node in nodes]
-    members = _with_inner(body)
+    members = dict.fromkeys(_with_inner(body)).keys()
     for node in members:
         _read_instead(node, inside)
     become(main, (DOMAIN, op_type, str(main.name)), operands, convert_attributes(attributes or {}))
-    inner = [*outputs[1:], *(value for value in _known_outside(body, set(members)) if value not in outputs)]
-    _return_more(main, inner, set(members))
+    inner = [*outputs[1:], *(value for value in _known_outside(body, members) if value not in outputs)]
+    _return_more(main, inner, members)
 
     op.opset_imports[DOMAIN] = 1
     imports = {domain: version for domain, version in op.opset_imports.items() if domain != DOMAIN}

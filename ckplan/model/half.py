@@ -8,17 +8,28 @@ import onnx_ir as ir
 
 from ckplan.model.opset import EXPORT_AGAIN
 
-NO_BFLOAT16 = (
+_NO_BFLOAT16 = (
     "many operators take bfloat16 from opset 22 on only, and onnxruntime has few kernels for it: export the model in "
     "float32 or float16"
 )
 """What to do about a file whose operators do not take bfloat16."""
+_ONE_TYPE = "cast what it reads to one type, or export the model with all of it in one"
+"""What to do about a node that reads bfloat16 beside another type."""
 _UNKNOWN = re.compile(r"(\S+?):(\w+)\(-?\d+\) is not a registered function/op")
 _UNREGISTERED = "No Op registered for"  # in a domain that onnxruntime knows
 _ENDED = "it ends the process"
 _NEWER_IR = re.compile(r"max supported IR version: (\d+)")
 _NEWER_OPSET = re.compile(r"it knows opsets of \S+ up to (\d+) only")
 _MISSING = re.compile(r"Could not find an implementation|Failed to find kernel|NOT_IMPLEMENTED", re.IGNORECASE)
+
+
+def bfloat16_advice(reason: str) -> str:
+    """Return the next thing to try where inference refuses a node for bfloat16.
+
+    Args:
+        reason: what it said: that the operator does not take the type, or that it is not that of what else is read.
+    """
+    return _ONE_TYPE if "inconsistent type" in reason else _NO_BFLOAT16
 
 
 def loading_advice(reason: str, model: ir.Model) -> str:

@@ -24,7 +24,7 @@ from ckplan.model.flags import write_flags
 from ckplan.model.fold import Sweep, sweep
 from ckplan.model.generated_names import rename_generated
 from ckplan.model.generators import give_seeds
-from ckplan.model.half import NO_BFLOAT16
+from ckplan.model.half import bfloat16_advice
 from ckplan.model.infer import static_shape
 from ckplan.model.linear_models import write_linear_models
 from ckplan.model.maps import score_notes
@@ -56,11 +56,8 @@ _OF_EXPORTERS: tuple[Callable[[ir.Model], Iterable[str]], ...] = (
 _EXPORT_SQUEEZED = "torch leaves an axis longer than 1 where its exporter takes it away: export it with ckplan.export"
 """What to do where torch's default exporter wrote a Squeeze that no runtime loads (``aten_squeeze_dim``)."""
 
-_MIXED = "has inconsistent type"
-"""What inference says of nodes that read several types where they have to be one."""
-_ONE_TYPE = "cast what it reads to one type, or export the model with all of it in one"
 _INVALID = (
-    _MIXED,
+    "has inconsistent type",
     "has unsupported type",
     "Unrecognized attribute",
     "has input size",
@@ -292,8 +289,7 @@ def _blame(error: ModelError, state: Sweep, model: ir.Model) -> ModelError:
         if node.graph is not None:
             reason = problem.split(") ", 1)[-1][:200]
             if any(words in problem for words in _INVALID):
-                of_bfloat16 = _ONE_TYPE if _MIXED in reason else NO_BFLOAT16
-                hint = of_bfloat16 if "bfloat16" in reason else EXPORT_AGAIN
+                hint = bfloat16_advice(reason) if "bfloat16" in reason else EXPORT_AGAIN
                 return ModelError(f"the file is not valid: {node.op_type} '{node.name}', {reason}", hint)
             if node.graph is not model.graph and (decides := deciding_input(model.graph, node)):
                 problem = f"{node.op_type} '{node.name}' in a branch does not fit its inputs ({reason})"

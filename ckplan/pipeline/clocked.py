@@ -58,36 +58,33 @@ def rewrite_by_clock(
     Raises:
         UsageError: the goal is not an overhead alone.
     """
-    asked, name = goal.overhead, str(goal.applied(strategy))
+    asked = goal.overhead
     if asked is None or goal.budget is not None or goal.share is not None:
         raise UsageError("`--cost clock` is for a goal of time alone", "give --overhead, without --budget")
     tried: list[_Tried] = []
-    guess: float | None = asked
+    guess = asked
     for turn in range(_PLANS):
-        if guess is None:
-            break
-        interrupted = False
         try:
             made = _timed(plan(replace(goal, overhead=guess)), tried, step, clock)
-            tried.append((guess, made))
-            _log.info("on the clock: %+.1f %% for a plan of %+.1f %%", 100 * made.extra_time, 100 * made.plan.overhead)
-            interrupted = made.plan.interrupted
         except KeyboardInterrupt:
             if not tried:
                 raise
-            interrupted = True
-        if interrupted:
-            files = [_as_interrupted(made) for _, made in tried]
-            fitting = [made for made in files if made.extra_time <= asked + _CLOSE]
-            return by_strategy(_lowest(fitting), name) if fitting else _too_slow(step, strategy, files)
-        is_close = abs(tried[-1][1].extra_time - asked) <= _CLOSE
-        guess = None if is_close or turn == _PLANS - 1 else _next(tried, asked)
-        if guess is None:
+            return _best_so_far(tried, goal, step, strategy)
+        tried.append((guess, made))
+        _log.info("on the clock: %+.1f %% for a plan of %+.1f %%", 100 * made.extra_time, 100 * made.plan.overhead)
+        if made.plan.interrupted:
+            return _best_so_far(tried, goal, step, strategy)
+        is_close = abs(made.extra_time - asked) <= _CLOSE
+        following = None if is_close or turn == _PLANS - 1 else _next(tried, asked)
+        if following is None:
             confirmed, tried = _confirmed(tried, asked, step, clock)
             if confirmed is not None:
-                return by_strategy(confirmed, name)
-            guess = _next(tried, asked)
-    return _too_slow(step, strategy, [made for _, made in tried])
+                return by_strategy(confirmed, str(goal.applied(strategy)))
+            following = _next(tried, asked)
+        if following is None:
+            break
+        guess = following
+    return _too_slow(tried, step, strategy)
 
 
 def _timed(made: Planned, tried: Sequence[_Tried], step: Step, clock: Clock) -> Planned:
@@ -128,7 +125,7 @@ def _confirmed(tried: Sequence[_Tried], asked: float, step: Step, clock: Clock) 
         The file with the later figure; all files, those that did not keep to the earlier one with the later.
     """
     tried = list(tried)
-    while left := [made for _, made in tried if made.extra_time <= asked + _CLOSE]:
+    while left := _fitting(tried, asked):
         best = _lowest(left)
         try:
             again = replace(best, timing=clock(step.reference.ordered, best.model))
@@ -145,9 +142,22 @@ def _as_interrupted(made: Planned) -> Planned:
     return replace(made, plan=replace(made.plan, interrupted=True))
 
 
-def _too_slow(step: Step, strategy: Strategy, files: Sequence[Planned]) -> Planned:
+def _best_so_far(tried: Sequence[_Tried], goal: Goal, step: Step, strategy: Strategy) -> Planned:
+    """What a search that Ctrl-C ended has found: by one figure of each file, as there is no time for another."""
+    fitting = _fitting(tried, goal.overhead or 0.0)
+    if not fitting:
+        return _too_slow(tried, step, strategy)
+    return by_strategy(_as_interrupted(_lowest(fitting)), str(goal.applied(strategy)))
+
+
+def _fitting(tried: Sequence[_Tried], asked: float) -> list[Planned]:
+    """The files that cost no more than was asked for, as closely as a clock can be trusted."""
+    return [made for _, made in tried if made.extra_time <= asked + _CLOSE]
+
+
+def _too_slow(tried: Sequence[_Tried], step: Step, strategy: Strategy) -> Planned:
     """The step without a plan, where all files are slower than was asked for."""
-    return replace(without_plan(step, strategy), least_extra_time=min(made.extra_time for made in files))
+    return replace(without_plan(step, strategy), least_extra_time=min(made.extra_time for _, made in tried))
 
 
 def _lowest(files: Sequence[Planned]) -> Planned:
