@@ -450,6 +450,16 @@ def test_what_the_old_exporter_computed_for_layers_is_said(nodes: str, paths: st
     assert notes.partition("(s) of layers (")[2].partition(")")[0] == (f"'{told}'" if told else "")
 
 
+def test_what_is_found_to_be_a_turned_table_is_not_said_to_be_of_unknown_parameters() -> None:
+    """As the last product of a memory network, which stands in a module with other nodes."""
+    table = normal(0, 4, 4)
+    arrays = {"a.weight": table, "onnx::MatMul_9": np.ascontiguousarray(table.T)}
+    nodes = "e = Gather(a.weight, ids) h = MatMul(e, onnx::MatMul_9) y = Tanh(h)"
+    _, notes = loaded(scripted(nodes, arrays, {"e": "/a/Gather", "h": "/MatMul", "y": "/Tanh"}))
+    assert "'onnx::MatMul_9' is 'a.weight'" in notes
+    assert "the file does not say of which" not in notes
+
+
 @pytest.mark.parametrize("scope", ["a", "b"])
 def test_what_may_be_computed_of_a_parameter_that_is_there_as_well_is_noted(scope: str) -> None:
     """As of a Snake, `x + sin(alpha * x) ** 2 / alpha`: a quotient of ones is a constant by all other evidence."""

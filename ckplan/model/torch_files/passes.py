@@ -44,7 +44,6 @@ PASSES: tuple[Callable[[ir.Model], tuple[str, ...]], ...] = (
     # A parameter that was expanded for each sample is one again, before its values are compared with others.
     join_repeated,
     # The same of the old exporter, which says nothing but by names.
-    folded_notes,
     separate_merged,
     # Buffers that look like parameters, before anything is computed of them.
     freeze_norms,
@@ -57,6 +56,8 @@ PASSES: tuple[Callable[[ir.Model], tuple[str, ...]], ...] = (
     unfold,
     keep_forms,
     join_looked_up,
+    # What is still a tensor of its own, though the old exporter computed it.
+    folded_notes,
     keep_masks,
     # Where the module lets no gradient through.
     mark_padding,
