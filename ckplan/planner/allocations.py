@@ -9,16 +9,16 @@ some files have none at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ckplan.planner.arena import DEFAULT, UNIT, Arena, ArenaFullError, ArenaSettings, tables_of
 from ckplan.planner.memory_pattern import block_of
-from ckplan.planner.problem import OUTPUTS, Problem
+from ckplan.planner.problem import Freed, Mark, Piece, Problem
 from ckplan.planner.simulate import lifetimes
 
-_BLOCK, _WORKSPACE = -2, -3
-"""Keys of what is no tensor."""
+_BLOCK, INNER_NODE, _WORKSPACE = -2, -3, -4
+"""Keys of what is no tensor; those of a workspace go on below."""
 
 _ORDERS = 6
 """Orders of an arena's regions that are looked at: none of them from the C library's heap, the first, and so on."""
@@ -44,6 +44,8 @@ class Demand:
         freed: buffers that are freed when the step has ended.
         outside: bytes that a kernel takes of the system itself while it runs.
         pieces: the workspace tensor by tensor; see `ckplan.planner.problem.Op`.
+        pieces_again: the same in later runs, where that is not the same.
+        late: those of the buffers that the kernel asks for at its end only.
     """
 
     tensors: tuple[int, ...]
@@ -51,12 +53,48 @@ class Demand:
     workspace: int
     freed: tuple[int, ...]
     outside: int = 0
-    pieces: tuple[int, ...] = ()
+    pieces: tuple[Piece, ...] = ()
+    pieces_again: tuple[Piece, ...] = ()
+    late: tuple[int, ...] = ()
 
     @property
-    def work(self) -> tuple[int, ...]:
+    def work(self) -> tuple[Piece, ...]:
         """The workspace tensor by tensor, also where the kernel takes all at once."""
-        return self.pieces if any(self.pieces) or not self.workspace else (*self.pieces, self.workspace)
+        known = not self.workspace or any(isinstance(piece, int) for piece in self.pieces)
+        return self.pieces if known else (*self.pieces, self.workspace)
+
+    @property
+    def again(self) -> Demand:
+        """The same in a later run."""
+        return replace(self, pieces=self.pieces_again, pieces_again=()) if self.pieces_again else self
+
+    def asks(self, size: Sequence[int], buffers: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """What the kernel asks for in order, as key and bytes, and, at no bytes, what it gives back.
+
+        At `INNER_NODE` in place of a key a node of one of its bodies has ended.
+
+        Args:
+            size: bytes of each buffer; those of no bytes are not asked for.
+            buffers: what it asks for itself of the buffers that it makes.
+        """
+        given: dict[int, None] = {}  # keys of what is held
+        work = self.work
+        late = self.late if Mark.LATE_OUTPUTS in work else ()
+        for number, piece in enumerate(work if Mark.OUTPUTS in work else (Mark.OUTPUTS, *work)):
+            if isinstance(piece, Mark):
+                if piece is Mark.INNER_NODE:
+                    yield INNER_NODE, 0
+                else:
+                    at_end = piece is Mark.LATE_OUTPUTS
+                    yield from ((one, size[one]) for one in buffers if size[one] and (one in late) == at_end)
+            elif isinstance(piece, Freed):
+                freed = _WORKSPACE - (number - piece.back)
+                del given[freed]
+                yield freed, 0
+            else:
+                given[_WORKSPACE - number] = None
+                yield _WORKSPACE - number, piece
+        yield from ((key, 0) for key in given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +196,8 @@ def allocations(
             tuple(freed[step]),
             op.outside,
             op.pieces,
+            op.pieces_again,
+            tuple(lives.buffer[step][op.outputs.index(tensor)] for tensor in op.late),
         )
         for step, op in enumerate(problem.ops[index] for index in schedule)
     )
@@ -167,7 +207,8 @@ def allocations(
 def requests(asked: Allocations) -> Iterator[tuple[int, int]]:
     """What a run without a block asks for in order, as key and bytes, and, at no bytes, gives back before it ends."""
     for step in asked.steps:
-        yield from _work(step, [(buffer, asked.size[buffer]) for buffer in (*step.tensors, *step.outputs)])
+        wanted = step.asks(asked.size, (*step.tensors, *step.outputs))
+        yield from (request for request in wanted if request[0] != INNER_NODE)
         yield from ((buffer, 0) for buffer in step.freed if asked.size[buffer])
 
 
@@ -195,7 +236,7 @@ def expected_arena(asked: Allocations, settings: ArenaSettings = DEFAULT) -> Exp
         without = _run(plain, asked)
     needed, live = (_opened(asked, _ENDLESS) for _ in range(2))
     _run(needed, asked, block)
-    _run(live, asked)
+    _run(live, asked, again=False)
     return ExpectedArena(live.high, first, block or 0, needed.high, steady, without)
 
 
@@ -227,7 +268,7 @@ def _worst(asked: Allocations, settings: ArenaSettings, block: int | None) -> tu
 def _runs(asked: Allocations, settings: ArenaSettings, below: int, block: int | None) -> tuple[ArenaUse, ArenaUse]:
     """The first run and a later one, with some of the first regions below all others, or none."""
     arena = _opened(asked, settings, below)
-    first = _run(arena, asked)
+    first = _run(arena, asked, again=False)
     for _ in range(_RUNS):
         steady = _run(arena, asked, block)
     return first, steady
@@ -261,7 +302,7 @@ def smallest_limit(asked: Allocations, *, pattern: bool, settings: Callable[[int
         try:
             for below in (0, 1):
                 arena = _opened(asked, settings(limit), below)
-                _run(arena, asked)
+                _run(arena, asked, again=False)
                 _run(arena, asked, block)
         except ArenaFullError:
             return False
@@ -282,16 +323,25 @@ def _opened(asked: Allocations, settings: ArenaSettings, below: int = 0) -> Aren
     return arena
 
 
-def _run(arena: Arena, asked: Allocations, block: int | None = None) -> ArenaUse:
-    """One run, with a block for its tensors if its size is given."""
+def _run(arena: Arena, asked: Allocations, block: int | None = None, *, again: bool = True) -> ArenaUse:
+    """One run, with a block for its tensors if its size is given.
+
+    Args:
+        arena: is changed.
+        asked: the allocations of a run.
+        block: bytes of the block.
+        again: whether it is a later run.
+    """
     if block is not None:
         arena.allocate(_BLOCK, block)
     most = arena.in_use
     for step in asked.steps:
         own = step.outputs if block is not None else (*step.tensors, *step.outputs)
-        for key, size in _work(step, [(buffer, asked.size[buffer]) for buffer in own]):
+        for key, size in (step.again if again else step).asks(asked.size, own):
             if size:
                 arena.allocate(key, size)
+            elif key == INNER_NODE:
+                most = max(most, arena.in_use)
             else:
                 arena.free(key)
         most = max(most, arena.in_use)
@@ -302,21 +352,3 @@ def _run(arena: Arena, asked: Allocations, block: int | None = None) -> ArenaUse
         for buffer in step.outputs:
             arena.free(buffer)
     return ArenaUse(most, arena.held, arena.touched)
-
-
-def _work(step: Demand, outputs: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """What a kernel asks for in order, key and size of its outputs and its workspace, and, at no size, gives back."""
-    given: list[tuple[int, int]] = []  # size and key of what is held
-    work = step.work
-    for number, piece in enumerate(work if OUTPUTS in work else (OUTPUTS, *work)):
-        key = _WORKSPACE - number
-        if piece == OUTPUTS:
-            yield from ((buffer, size) for buffer, size in outputs if size)
-        elif piece > 0:
-            yield key, piece
-            given.append((piece, key))
-        else:
-            freed = next(place for place in reversed(range(len(given))) if given[place][0] == -piece)
-            yield given.pop(freed)[1], 0
-    for _, key in given:
-        yield key, 0

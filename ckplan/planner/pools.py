@@ -37,7 +37,7 @@ from ckplan.planner.cells import (
 from ckplan.planner.courses import Held
 from ckplan.planner.cutting import Run, State, climbed, cut, fewer, long_kept, rows_of
 from ckplan.planner.directing import direct
-from ckplan.planner.problem import OUTPUTS
+from ckplan.planner.problem import Mark
 from ckplan.planner.steering import steer
 
 _EFFORT = 2_000_000
@@ -321,7 +321,7 @@ def _workspace_first(step: Demand) -> Demand:
     Not of all kernels is it known in which order they ask, nor what they take that is too small to matter. Where it is
     not, a run has to find room either way: what lies a little elsewhere leaves other gaps.
     """
-    return step if OUTPUTS in step.pieces else replace(step, pieces=(UNIT, *step.work, OUTPUTS))
+    return step if Mark.OUTPUTS in step.pieces else replace(step, pieces=(UNIT, *step.work, Mark.OUTPUTS))
 
 
 def _most_alive(made: Sequence[tuple[int, int]]) -> int:

@@ -11,9 +11,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
+from typing import TypeAlias
 
-OUTPUTS = 0
-"""Among the pieces of an op's workspace: here the kernel asks for its outputs."""
+
+class Mark(Enum):
+    """What happens between two pieces of an op's workspace."""
+
+    OUTPUTS = "outputs"
+    """The kernel asks for its outputs, but for late ones."""
+    LATE_OUTPUTS = "late outputs"
+    """It asks for those that it makes at its end only."""
+    INNER_NODE = "inner node"
+    """A node of one of its bodies has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """Among the pieces of an op's workspace: the kernel frees the one that stands so many places before."""
+
+    back: int
+
+
+Piece: TypeAlias = int | Freed | Mark
+"""Bytes of a tensor that a kernel asks for, one that it frees, or what happens in between."""
 
 
 class Kind(Enum):
@@ -55,8 +75,9 @@ class Op:
         cost: seconds of one execution.
         workspace: bytes that the kernel takes while it runs, beyond its outputs.
         outside: the part of ``workspace`` that does not come from the runtime's allocator.
-        pieces: the rest of it tensor by tensor, as the kernel takes them, negative where it frees one of that size, and
-            `OUTPUTS` where it asks for its outputs, if that is known; no tensors where it takes all at once.
+        pieces: the rest of it tensor by tensor, as the kernel takes them, if that is known; no tensors where it takes
+            all at once. Where no mark says when it asks for its outputs, it may be before or after them.
+        pieces_again: the same from the second run on, where its bodies ask for something else then.
         backward: whether the op belongs to the backward pass.
         recomputable: whether running it again gives the same result and has no other effect.
         heavy: whether it is one of the few expensive kinds (convolution, matrix product) that
@@ -75,7 +96,8 @@ class Op:
     cost: float = 1.0
     workspace: int = 0
     outside: int = 0
-    pieces: tuple[int, ...] = ()
+    pieces: tuple[Piece, ...] = ()
+    pieces_again: tuple[Piece, ...] = ()
     backward: bool = False
     recomputable: bool = True
     heavy: bool = False

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
+from ckplan.planner.problem import Piece
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.cudnn import CONVOLUTIONS, convolution_workspace
 from ckplan.runtime.kernels import overwritable_on_cuda
@@ -23,7 +24,7 @@ def _workspace(node: ir.Node, threads: int) -> int:
     return convolution_workspace(node) if node.op_type in CONVOLUTIONS else workspace_of(node, threads)
 
 
-def _pieces(node: ir.Node) -> tuple[int, ...]:
+def _pieces(node: ir.Node) -> tuple[Piece, ...]:
     return () if node.op_type in CONVOLUTIONS else pieces_of(node)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from ckplan.planner.arena import chunk_size
-from ckplan.planner.problem import OUTPUTS
+from ckplan.planner.problem import Freed, Mark, Piece
 
 Dims = tuple[int, ...]
 
@@ -25,18 +25,20 @@ class _Ledger:
         self._itemsize = itemsize
         self.now = 0
         self.high = 0
-        self.pieces: list[int] = []
+        self.pieces: list[Piece] = []
+        self._places: dict[int, list[int]] = {}  # of what is there among the pieces, by size
 
     def take(self, elements: int) -> int:
         size = self._added(elements)
         if size:
+            self._places.setdefault(size, []).append(len(self.pieces))
             self.pieces.append(size)
         return size
 
     def make(self, elements: int) -> None:
         """Take them for the output."""
         self._added(elements)
-        self.pieces.append(OUTPUTS)
+        self.pieces.append(Mark.OUTPUTS)
 
     def _added(self, elements: int) -> int:
         size = chunk_size(ceil(elements * self._itemsize))
@@ -47,7 +49,7 @@ class _Ledger:
     def drop(self, size: int) -> None:
         self.now -= size
         if size:
-            self.pieces.append(-size)
+            self.pieces.append(Freed(len(self.pieces) - self._places[size].pop()))
 
 
 @dataclass
@@ -78,10 +80,10 @@ def einsum_workspace(equation: str, shapes: Sequence[Dims], itemsize: float) -> 
     return ledger.high - made
 
 
-def einsum_pieces(equation: str, shapes: Sequence[Dims], itemsize: float) -> tuple[int, ...]:
-    """Bytes of each tensor that the kernel takes, and, as a negative number, of each that it gives back, in turn.
+def einsum_pieces(equation: str, shapes: Sequence[Dims], itemsize: float) -> tuple[Piece, ...]:
+    """Bytes of each tensor that the kernel takes, and which of them it gives back, in turn.
 
-    `OUTPUTS` stands where it asks for its output. What is not given back is freed when the kernel ends.
+    `Mark.OUTPUTS` stands where it asks for its output. What is not given back is freed when the kernel ends.
 
     Args:
         equation: of the node, with or without an arrow.

@@ -19,9 +19,10 @@ import onnx_ir as ir
 from ckplan.model.bodies import bodies_of, most_trips, state_count, tracks_of
 from ckplan.planner.allocations import allocations, pattern_block
 from ckplan.planner.arena import chunk_size
-from ckplan.planner.problem import Kind, Problem
-from ckplan.planner.simulate import simulate
+from ckplan.planner.problem import Kind, Piece, Problem
+from ckplan.planner.simulate import lifetimes, simulate
 from ckplan.runtime.execution_order import default_order, predecessors
+from ckplan.runtime.inner_pieces import NOTHING, Body, pieces_of_if, pieces_of_loop, pieces_of_scan
 from ckplan.runtime.sizes import bytes_of, dimensions_of, shape_classes
 
 EXECUTED = "ckplan.executed"
@@ -42,19 +43,30 @@ class Inner:
         workspace: bytes beyond its outputs, all late outputs being new.
         late: places of the outputs that are made at its end.
         early: bytes beyond its other outputs before those are made.
+        pieces: the workspace tensor by tensor, in a first run; empty for nodes without bodies.
+        pieces_again: the same in later runs.
     """
 
     workspace: int = 0
     late: tuple[int, ...] = ()
     early: int = 0
+    pieces: tuple[Piece, ...] = ()
+    pieces_again: tuple[Piece, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """Most bytes that are alive in a run of a body, its inputs left out; with the outputs that it has made by then."""
+    """What a body needs.
+
+    Attributes:
+        without_outputs: most bytes that are alive in a run of it, its inputs left out.
+        with_outputs: the same with the outputs that it has made by then.
+        body: what it asks for.
+    """
 
     without_outputs: int = 0
     with_outputs: int = 0
+    body: Body = NOTHING
 
 
 def inner_workspace(node: ir.Node, numbers: Numbers, again: bool = False) -> Inner:
@@ -70,22 +82,28 @@ def inner_workspace(node: ir.Node, numbers: Numbers, again: bool = False) -> Inn
         return Inner()
     steps = _steps(node) if node.op_type == "Scan" else None
     repeated = again or (node.op_type == "Scan" and steps != 1) or (node.op_type == "Loop" and most_trips(node) != 1)
-    needs = [_body_needs(body, numbers, repeated) for body in bodies]
+    needs = [_body_needs(node, body, numbers, repeated) for body in bodies]
     if node.op_type == "Loop":
         return _loop(node, *needs)
-    inside = max(need.without_outputs for need in needs)
+    need = max(needs, key=lambda need: need.without_outputs)
+    inside = need.without_outputs
     if node.op_type == "If":
-        return Inner(inside)
+        first, later = (pieces_of_if(need.body, again=again) for again in (False, True))
+        return Inner(inside, pieces=first, pieces_again=later)
     states = state_count(node)
-    carried = sum(bytes_of(value) for value in node.outputs[:states])
     copies = 2 if steps is None else min(2, max(0, steps - 1))
+    carried = [bytes_of(value) for value in node.outputs[:states] for _ in range(copies)]
     sequences = [value for value in node.inputs[states:] if value is not None]
-    turned = sum(bytes_of(v) for v, axis in zip(sequences, tracks_of(node, "input"), strict=False) if axis)
+    turned = [bytes_of(v) for v, axis in zip(sequences, tracks_of(node, "input"), strict=False) if axis]
     # Rows of an output along another axis are gathered in a tensor of their own, and turned into it at the end.
     late = tuple(place for place, axis in enumerate(tracks_of(node, "output"), states) if axis)
-    rows = sum(bytes_of(node.outputs[place]) for place in late)
-    taken = copies * carried + turned + rows
-    return Inner(taken + max(0, inside - rows), late, taken + inside)
+    rows = [bytes_of(node.outputs[place]) for place in late]
+    taken = sum(carried) + sum(turned) + sum(rows)
+    first, later = (
+        pieces_of_scan(need.body, turned=turned, rows=rows, states=carried, several=steps != 1, again=again)
+        for again in (False, True)
+    )
+    return Inner(taken + max(0, inside - sum(rows)), late, taken + inside, first, later)
 
 
 def _loop(node: ir.Node, need: _Need) -> Inner:
@@ -98,7 +116,9 @@ def _loop(node: ir.Node, need: _Need) -> Inner:
     held = (1 if single else 2) * sum(chunk_size(bytes_of(value)) for value in carried)
     end = held + sum(map(_row_by_row, stacked)) + 3 * chunk_size(1)
     made = sum(map(bytes_of, node.outputs))
-    return Inner(max(early - made, end), tuple(range(len(node.outputs))), early)
+    trips = most_trips(node) or max((dims[0] for v in stacked if (dims := dimensions_of(v))), default=3)
+    first, later = (pieces_of_loop(need.body, trips=trips, again=again) for again in (False, True))
+    return Inner(max(early - made, end), tuple(range(len(node.outputs))), early, first, later)
 
 
 def _row(value: ir.Value) -> int:
@@ -125,10 +145,11 @@ def _steps(node: ir.Node) -> int | None:
     return None
 
 
-def _body_needs(body: ir.Graph, numbers: Numbers, repeated: bool) -> _Need:
+def _body_needs(owner: ir.Node, body: ir.Graph, numbers: Numbers, repeated: bool) -> _Need:
     """The largest sums of live bytes in the runs of a body.
 
     Args:
+        owner: the node that runs it.
         body: the graph.
         numbers: see `Numbers`.
         repeated: whether it runs more than once.
@@ -142,14 +163,18 @@ def _body_needs(body: ir.Graph, numbers: Numbers, repeated: bool) -> _Need:
     shapes = shape_classes(nodes, problem)
     first = simulate(problem, schedule, shapes)
     without, beside = first.peak_activations, first.peak_total - problem.resident
-    if not repeated:
-        return _Need(without, beside)
     asked = allocations(problem, schedule, shapes)
     block, outputs = pattern_block(asked), 0
+    made = {value.name for value in body.outputs[1 + state_count(owner) :]} if owner.op_type == "Loop" else ()
+    owners = lifetimes(problem, schedule, shapes).tensor
+    rows = frozenset(buffer for buffer, tensor in enumerate(owners) if problem.tensors[tensor].name in made)
+    needs = Body(asked, block, rows)
+    if not repeated:
+        return _Need(without, beside, needs)
     for op, step in zip(problem.ops, asked.steps, strict=True):
         outputs += sum(asked.size[buffer] for buffer in step.outputs)
         # What a kernel makes late lies in the block from the start on, unless it is an output of the body.
         late = sum(problem.tensors[tensor].bytes for tensor in op.late if problem.tensors[tensor].kind is Kind.OUTPUT)
         without = max(without, block + op.workspace, block + op.early)
         beside = max(beside, block + outputs + max(op.workspace, op.early - late))
-    return _Need(without, beside)
+    return _Need(without, beside, needs)

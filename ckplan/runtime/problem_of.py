@@ -15,7 +15,7 @@ from ckplan.model.costs import node_cost, seconds
 from ckplan.model.metadata import listed_names
 from ckplan.model.node_reads import reads
 from ckplan.model.traits import is_backward, is_heavy, why_only_once
-from ckplan.planner.problem import Kind, Op, Problem, Tensor
+from ckplan.planner.problem import Kind, Op, Piece, Problem, Tensor
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.inner import Inner, inner_workspace
 from ckplan.runtime.runtime import Runtime
@@ -27,7 +27,7 @@ FIGURES = "ckplan.figures"
 _TRAITS = "ckplan.traits"
 """Key in ``Node.meta`` for whether a node may run again, and whether it is heavy."""
 
-Figures: TypeAlias = tuple[float, int, int, tuple[int, ...], Inner]
+Figures: TypeAlias = tuple[float, int, int, tuple[Piece, ...], Inner]
 """What a kernel takes: seconds, workspace in and outside the allocator, tensor by tensor, and what its bodies take."""
 
 
@@ -105,7 +105,8 @@ def problem_of_nodes(
             cost=cost,
             workspace=workspace + outside + inner.workspace,
             outside=outside,
-            pieces=pieces,
+            pieces=inner.pieces or pieces,
+            pieces_again=inner.pieces_again,
             late=tuple(ids[node.outputs[place]] for place in inner.late if node.outputs[place].name),
             early=inner.early,
             backward=is_backward(node),

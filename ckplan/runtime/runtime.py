@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from ckplan.planner.problem import Piece
+
 
 @dataclass(frozen=True)
 class Runtime:
@@ -32,5 +34,5 @@ class Runtime:
     view: Callable[[ir.Node], ir.Value | None]
     overwritten: Callable[[ir.Node], ir.Value | None]
     workspace: Callable[[ir.Node, int], int]
-    pieces: Callable[[ir.Node], tuple[int, ...]]
+    pieces: Callable[[ir.Node], tuple[Piece, ...]]
     outside: Callable[[ir.Node], int]

@@ -16,7 +16,7 @@ from ckplan.operators.matching import input_of, is_op
 from ckplan.operators.outside import index_input, outside_bytes
 from ckplan.operators.table import operator_of
 from ckplan.planner.arena import chunk_size
-from ckplan.planner.problem import OUTPUTS
+from ckplan.planner.problem import Mark, Piece
 from ckplan.runtime.einsum import einsum_pieces, einsum_workspace
 from ckplan.runtime.sizes import bytes_of, dimensions_of
 
@@ -60,21 +60,21 @@ def workspace_of(node: ir.Node, threads: int) -> int:
     return sum(map(chunk_size, _tensors(node, threads)))
 
 
-def pieces_of(node: ir.Node) -> tuple[int, ...]:
+def pieces_of(node: ir.Node) -> tuple[Piece, ...]:
     """The workspace of a node tensor by tensor, in bytes; see `ckplan.planner.problem.Op`. Empty if it is a single one.
 
-    Where an arena cuts its regions into chunks, several tensors are not one of the same size. Only where `OUTPUTS` is
-    among them is it known when the kernel asks for its outputs.
+    Where an arena cuts its regions into chunks, several tensors are not one of the same size. Only where `Mark.OUTPUTS`
+    is among them is it known when the kernel asks for its outputs.
     """
     operands = _contracted(node)
     if operands is not None:
         return einsum_pieces(*operands)
-    tensors = [chunk_size(size) for size in _tensors(node, 1) if size]  # one of no bytes would stand for the outputs
+    tensors = [chunk_size(size) for size in _tensors(node, 1) if size]
     if node.op_type == "Where":  # the branches come first (``core/providers/cpu/tensor/where_op.cc``)
-        return (*tensors, OUTPUTS)
+        return (*tensors, Mark.OUTPUTS)
     if node.op_type in _VARIADIC and len(node.inputs) < 4:
-        return (*tensors, OUTPUTS)
-    first = (OUTPUTS,) if node.op_type in OUTPUTS_FIRST else ()
+        return (*tensors, Mark.OUTPUTS)
+    first = (Mark.OUTPUTS,) if node.op_type in OUTPUTS_FIRST else ()
     return (*first, *tensors) if len(tensors) > 1 else first
 
 

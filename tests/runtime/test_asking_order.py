@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 from ckplan.planner.arena import chunk_size
-from ckplan.planner.problem import OUTPUTS
+from ckplan.planner.problem import Freed, Mark
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.workspace import OUTPUTS_FIRST
 
@@ -171,14 +171,15 @@ def test_outputs_lie_behind_what_was_asked_for_before(case: str) -> None:
     model = model_of(call, shape, beside)
     node = ir.serde.deserialize_model(model).graph[-1]
     pieces = CPU.pieces(node)
-    assert OUTPUTS in pieces
-    before: list[int] = []
-    for piece in pieces[: pieces.index(OUTPUTS)]:
-        if piece < 0:
-            before.remove(-piece)
+    assert Mark.OUTPUTS in pieces
+    before: dict[int, int] = {}
+    for place, piece in enumerate(pieces[: pieces.index(Mark.OUTPUTS)]):
+        if isinstance(piece, Freed):
+            del before[place - piece.back]
         else:
-            before.append(piece)
-    assert offset(model, fed(call, model)) == sum(map(chunk_size, before))
+            assert isinstance(piece, int)
+            before[place] = piece
+    assert offset(model, fed(call, model)) == sum(map(chunk_size, before.values()))
 
 
 def test_all_operators_that_are_taken_for_it_are_called_here() -> None:
@@ -189,4 +190,4 @@ def test_all_operators_that_are_taken_for_it_are_called_here() -> None:
 def test_of_what_is_not_known_nothing_is_told() -> None:
     """A body of control flow asks for what it pleases, and four operands are joined in another order than three."""
     model = model_of("Sum (m, a, a, a)", MAPS, f"{MAPS} a")
-    assert OUTPUTS not in CPU.pieces(ir.serde.deserialize_model(model).graph[-1])
+    assert Mark.OUTPUTS not in CPU.pieces(ir.serde.deserialize_model(model).graph[-1])

@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from ckplan.meter import measure
+from ckplan.planner.problem import Freed
 from ckplan.runtime.einsum import einsum_pieces, einsum_workspace
 from tests.runtime.forked import workspace_seen
 
@@ -71,13 +72,16 @@ def test_an_equation_that_does_not_fit() -> None:
 def test_what_is_taken_is_what_is_given_back_and_more(equation: str) -> None:
     terms = equation.partition("->")[0].split(",")
     shapes = [tuple(SIZES[c] for c in term.replace("...", "bh" if len(term) > 3 else "")) for term in terms]
-    held: list[int] = []
-    for piece in einsum_pieces(equation, shapes, 4):
-        if piece < 0:
-            held.remove(-piece)
-        else:
-            held.append(piece)
-    assert sum(held) <= einsum_workspace(equation, shapes, 4) + 4 * SIZES["q"] * SIZES["k"] * SIZES["b"] * SIZES["h"]
+    held: dict[int, int] = {}
+    for place, piece in enumerate(einsum_pieces(equation, shapes, 4)):
+        if isinstance(piece, Freed):
+            del held[place - piece.back]
+        elif isinstance(piece, int):
+            held[place] = piece
+    assert (
+        sum(held.values())
+        <= einsum_workspace(equation, shapes, 4) + 4 * SIZES["q"] * SIZES["k"] * SIZES["b"] * SIZES["h"]
+    )
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(192, 256), (192, 320), (384, 320)])

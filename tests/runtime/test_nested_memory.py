@@ -123,6 +123,24 @@ def test_is_what_the_counters_show(seed: int, batch: int, width: int, trips: int
     assert measured <= promised <= measured + (3 + 2) * CHUNK * max(1, drawn.loops)
 
 
+@pytest.mark.parametrize("inference", [True, False], ids=["forward", "training"])
+@pytest.mark.parametrize(("outermost", "trips"), [("scan", 3), ("conditional", 3), ("loop", 3), ("loop", 1)])
+@pytest.mark.parametrize("seed", [3, 5])
+def test_what_is_in_use_in_later_runs(seed: int, outermost: str, trips: int, inference: bool, tmp_path: Path) -> None:
+    """A kernel asks for its outputs, its states, and what its bodies make; in use is what is there when nodes end."""
+    drawn = Nested(seed, 32, 96, trips)
+    onnx.save(drawn.model(outermost), tmp_path / "model.onnx")
+    step = ckplan.open_model(tmp_path / "model.onnx", inference=inference)
+    found = ckplan.measure(step.ordered, runs=1, heap=False, inside=True)
+    assert found.inside is not None
+    assert found.counters is not None
+    assert found.counters.steady is not None
+    expected, measured = found.inside.arena.steady, found.counters.steady
+    assert measured.held == expected.held
+    # A condition that a Loop's body hands on is asked for only if it is computed.
+    assert measured.in_use <= expected.in_use <= measured.in_use + 3 * CHUNK * drawn.loops
+
+
 class Repeated(Nested):
     """A Loop whose body is an If of a few nodes."""
 
