@@ -33,6 +33,7 @@ from ckplan.autodiff.regions import Pieces, Region, refuse_idle
 from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
 from ckplan.autodiff.rules.group_norm import outline_group_norms
 from ckplan.autodiff.rules.masked_softmax import outline_masked_softmaxes
+from ckplan.autodiff.rules.mish import outline_mishes
 from ckplan.autodiff.rules.pooled_relu import outline_pooled_relus
 from ckplan.autodiff.rules.silu import outline_silus
 from ckplan.autodiff.spread_rows import gather_rows
@@ -126,6 +127,7 @@ def prepare_forward(
     outline_conv_batch_norms(op, targets)
     outline_group_norms(op, held)
     outline_silus(op, held)
+    outline_mishes(op, held)
     outline_pooled_relus(op, held)
     outline_masked_softmaxes(op, held)
     group_heads(op, held)

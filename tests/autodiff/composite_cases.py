@@ -148,6 +148,10 @@ KINDS = {
         parameters={"f": values(3, 3, 2, 2, seed=6), **NORM},
         constants={**STATISTICS, "q": values(2, 3, 1, 1, seed=5)},
     ),
+    "Mish": Kind(
+        ROWS, f"s = Softplus(z) t = Tanh(s) r = Mul(z, t) y = Tanh(r) {SUM}", constants={"q": values(*ROWS, seed=5)}
+    ),
+    "Mish as one node": Kind(ROWS, f"r = Mish(z) y = Tanh(r) {SUM}", constants={"q": values(*ROWS, seed=5)}),
     "a sigmoid and its product": Kind(
         ROWS, f"s = Sigmoid(z) r = Mul(z, s) y = Tanh(r) {SUM}", constants={"q": values(*ROWS, seed=5)}
     ),

@@ -197,20 +197,6 @@ def softsign(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     return [op.Mul(op.Mul(dy[0], rest), rest)]
 
 
-@rule("Mish")
-def mish(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
-    """Derivative t + x (1 - t^2) sigmoid(x) with t = tanh(softplus(x)).
-
-    With n = e^x (e^x + 2), t is n / (n + 2), which takes a fifth of the time. Beyond the limit t is 1.
-    """
-    x = required_input(node, 0)
-    power = op.Exp(op.Clip(x, None, 20.0 if dtype_of(x).itemsize >= 4 else 5.0))
-    n = op.Mul(power, op.Add(power, 2.0))
-    t = op.Div(n, op.Add(n, 2.0))
-    bend = op.Mul(op.Mul(op.Sub(1.0, op.Mul(t, t)), x), op.Sigmoid(x))
-    return [op.Mul(dy[0], op.Add(bend, t))]
-
-
 @rule("Swish")
 def swish(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative s (1 + alpha x (1 - s)) with s = sigmoid(alpha x)."""
