@@ -13,15 +13,21 @@ def shortened(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
+_PART = 3
+"""Letters that a name has to have in order to be taken for a part of another one."""
+
+
 def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
-    """A question that names what is spelt nearly like a name that does not exist; empty where nothing is.
+    """A question that names what a name that does not exist is a part of, or spelt nearly like; empty if there is none.
 
     Args:
         name: what the user wrote.
         known: the names that there are.
         most: how many of them are named at the most.
     """
-    near = difflib.get_close_matches(name, sorted(set(known)), n=most, cutoff=0.5)
+    names = sorted(set(known))
+    longer = sorted((one for one in names if name.lower() in one.lower()), key=len) if len(name) >= _PART else []
+    near = longer[:most] or difflib.get_close_matches(name, names, n=most, cutoff=0.5)
     return f"did you mean {' or '.join(f'`{candidate}`' for candidate in near)}?" if near else ""
 
 

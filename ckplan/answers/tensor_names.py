@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import deque
 from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 
+from ckplan.display import did_you_mean
 from ckplan.errors import UsageError
 from ckplan.model.nested_graphs import all_nodes, graphs_in
 from ckplan.model.node_reads import made_by_name
@@ -53,7 +53,9 @@ def named_tensor(
         raise UsageError(
             f"tensor '{known[name].name}' of the model is not in the graph that is planned: it is constant, was "
             "replaced when the model was brought into normal form, is made within a fused node, or nothing needs it",
-            f"explain what is made of it: `{made}`" if made else _near(name, ids) or "name another tensor",
+            f"explain what is made of it: `{made}`"
+            if made
+            else did_you_mean(name, ids, most=3) or "name another tensor",
         )
     for node in model.graph:
         if any(value.name == name for body in graphs_in(node) for inner in all_nodes(body) for value in inner.outputs):
@@ -62,7 +64,8 @@ def named_tensor(
                 f"explain what that makes: `{node.outputs[0].name}`",
             )
     raise UsageError(
-        f"there is no tensor '{name}' in the model", _near(name, ids) or "`ckplan analyze` names the largest"
+        f"there is no tensor '{name}' in the model",
+        did_you_mean(name, ids, most=3) or "`ckplan analyze` names the largest",
     )
 
 
@@ -76,10 +79,3 @@ def _made_of(value: ir.Value, ids: Mapping[str, int]) -> str:
         waiting += [output for output in made if output not in reached]
         reached.update(made)
     return ""
-
-
-def _near(name: str, ids: Mapping[str, int]) -> str:
-    """Names like one that does not exist; a part of a name counts as well."""
-    parts = sorted((known for known in ids if name.lower() in known.lower()), key=len)[:3] if len(name) > 2 else []
-    near = parts or difflib.get_close_matches(name, ids, n=3, cutoff=0.5)
-    return f"near it are {', '.join(f'`{known}`' for known in near)}" if near else ""

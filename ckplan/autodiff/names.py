@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -11,6 +10,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.composites import known_outputs
 from ckplan.autodiff.reading import is_floating
+from ckplan.display import did_you_mean
 from ckplan.errors import UsageError
 from ckplan.keys import STANDS_FOR
 
@@ -82,12 +82,11 @@ def matching(option: str, pattern: str, tensors: Tensors) -> list[ir.Value]:
         raise UsageError(problem, "leave it out: such a parameter gets no gradient")
     groups = (tensors.parameters, tensors.inputs, tensors.activations)
     names = [name for group in groups for value in group for name in names_of(value)]
-    near = difflib.get_close_matches(pattern.strip("*"), names, n=3, cutoff=0.4)
-    listed = ", ".join(f"`{name}`" for name in near or names[:3])
+    listed = ", ".join(f"`{name}`" for name in names[:3])
     kinds = "parameter, input or activation" if tensors.parameters else "input or activation"
     raise UsageError(
         f"`{option} {pattern}` matches no floating-point {kinds}",
-        f"{'near it are' if near else 'there are, for example,'} {listed}",
+        did_you_mean(pattern.strip("*"), names, most=3) or f"there are, for example, {listed}",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from ckplan.autodiff.composites import known_outputs
 from ckplan.autodiff.losses.crossentropy import lower_losses
 from ckplan.autodiff.losses.loss import Loss, add_loss, own_losses
 from ckplan.autodiff.reading import is_floating, shape_of
+from ckplan.display import did_you_mean
 from ckplan.errors import UsageError
 
 
@@ -105,10 +105,10 @@ def _tensor(op: Builder, name: str) -> ir.Value:
     found = {str(value.name): value for node in op.graph for value in known_outputs(node) if value.name}
     value = found.get(name)
     if value is None:
-        near = difflib.get_close_matches(name, found, n=3) or [str(output.name) for output in op.graph.outputs]
+        outputs = ", ".join(f"`{output.name}`" for output in op.graph.outputs)
         raise UsageError(
             f"`--grad-ys {name}` is not a tensor that a node of the model makes",
-            f"near it are {', '.join(f'`{candidate}`' for candidate in near)}",
+            did_you_mean(name, found, most=3) or f"the model's outputs are {outputs}",
         )
     if not is_floating(value):
         raise UsageError(f"`--grad-ys {name}` is not floating point", "choose a floating-point tensor")

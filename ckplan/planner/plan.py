@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ckplan.display import did_you_mean
 from ckplan.errors import ModelError
 from ckplan.planner.bounds import lower_bound
 from ckplan.planner.order import best_order
@@ -123,11 +123,10 @@ def plan_from_json(problem: Problem, data: Mapping[str, Any]) -> Plan:
         raise ModelError("plan has no schedule, or one of far more nodes than the model has", "plan the model again")
     unknown = [str(name) for name in schedule if not isinstance(name, str) or name not in ids]
     if unknown:
-        near = difflib.get_close_matches(unknown[0][:_TOLD], ids, n=2)
         raise ModelError(
             f"plan names node '{unknown[0][:_TOLD]}', which the model does not have"
             + (f" ({len(unknown)} such names)" if len(unknown) > 1 else ""),
-            f"near it are {', '.join(f'`{name}`' for name in near)}" if near else "plan this model again",
+            did_you_mean(unknown[0][:_TOLD], ids, most=2) or "plan this model again",
         )
     try:
         return make_plan(problem, str(data.get("strategy", "file")), [ids[name] for name in schedule])

@@ -217,7 +217,7 @@ def test_wrt_and_no_grad():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"wrt": ["w3"]}, r"`--wrt w3` matches no floating-point parameter, input or activation; near it are `w"),
+        ({"wrt": ["w3"]}, r"`--wrt w3` matches no floating-point parameter, input or activation; did you mean `w"),
         ({"no_grad": ["encoder.*"]}, r"`--no-grad encoder\.\*` matches no .* there are, for example, `w1`, `b1`, `w2`"),
         ({"wrt": ["w1"], "no_grad": ["*"]}, "no parameter is left to train; loosen --wrt or --no-grad"),
     ],

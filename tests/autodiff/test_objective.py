@@ -123,7 +123,7 @@ def test_a_loss_that_is_the_body_of_a_function():
         ({"loss": ["loss", "loss"]}, "`loss` is given twice"),
         ({"loss": ["loss", "nonsense"]}, "`nonsense` is neither a loss nor an output"),
         ({"loss": "mse:"}, "the model has no output ``"),
-        ({"grad_ys": ["z"]}, "`--grad-ys z` is not a tensor that a node of the model makes; near it are"),
+        ({"grad_ys": ["z"]}, "`--grad-ys z` is not a tensor that a node of the model makes; the model's outputs are `"),
         ({"loss": "loss", "grad_ys": ["loss"]}, "`loss` is differentiated twice"),
         ({"grad_ys": ["y", "y"]}, "`y` is differentiated twice"),
     ],

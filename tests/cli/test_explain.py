@@ -111,7 +111,7 @@ def test_a_random_tensor(tmp_path: Path) -> None:
 def test_unknown_tensors_have_near_matches(model: Path) -> None:
     result = run("explain", model, "layer1.wieght")
     assert result.exit_code == 2
-    assert "there is no tensor 'layer1.wieght' in the model; near it are `layer1.weight`" in failure(result)
+    assert "there is no tensor 'layer1.wieght' in the model; did you mean `layer1.weight`" in failure(result)
 
 
 def test_an_unknown_tensor_is_found_before_a_plan_is_looked_for(model: Path) -> None:
