@@ -96,3 +96,15 @@ def test_case_of_the_onnx_package(case: Case) -> None:
 def test_most_supported_operators_have_a_case() -> None:
     covered = {node.op_type for case in CASES for node in case.model.graph.node}
     assert SUPPORTED - covered <= {"And", "Not", "Or", "Cast", "CastLike"}
+
+
+@pytest.mark.parametrize(
+    ("reduction", "wanted"), [("SumSquare", 9), ("L1", 3), ("L2", 3), ("Sum", -3), ("LogSumExp", -3), ("Prod", -3)]
+)
+def test_what_is_reduced_may_be_a_scalar(reduction: str, wanted: float) -> None:
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 21]> g (float x) => (float y) {{ y = Reduce{reduction}<keepdims=0>(x) }}'
+    )
+    (result,) = torch_values(model, {"x": np.array(-3, np.float32)}).values()
+    assert result.shape == ()
+    np.testing.assert_allclose(result, wanted)

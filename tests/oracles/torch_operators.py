@@ -193,7 +193,8 @@ def _reduction(name: str, function: Callable[[torch.Tensor, list[int]], torch.Te
                 return value
             axes = list(range(value.ndim))
         axes = [axis % value.ndim for axis in axes]
-        result = function(value, axes) if axes else value
+        # Of a scalar there is one number to reduce: its square, its logarithm, ... still have to be taken.
+        result = function(value, axes) if axes else function(value.reshape(1), [0]).reshape(())
         if call.get("keepdims", 1):
             return result
         return result.reshape([size for axis, size in enumerate(value.shape) if axis not in axes])
