@@ -95,12 +95,19 @@ def learn(model: ir.Model) -> tuple[str, ...]:
         if producer is not None:
             _blame_operator(producer)
         name = f"{producer.op_type} '{producer.name}'" if producer is not None else f"'{left[0].name}'"
+        on, advice = "", "give input shapes that the model accepts with --shape"
+        if counting:
+            on = " on random numbers, which decide sizes here"
+            advice = (
+                "export the model in a form in which data decide no sizes: here they decide how many results "
+                f"{len(counting)} node(s) have ({shortened(counting, 3)})"
+            )
+        if own is not None:
+            advice = f"give the library of the kernels of {own.domain} with --custom-ops"
         raise ModelError(
             f"the shape of {len(left)} value(s) is unknown, first the output of {name}, and onnxruntime cannot run the "
-            f"model ({reason or 'no shape came back'})",
-            loading_advice(reason, model) or "give input shapes that the model accepts with --shape"
-            if own is None
-            else f"give the library of the kernels of {own.domain} with --custom-ops",
+            f"model{on} ({reason or 'no shape came back'})",
+            (loading_advice(reason, model) if own is None else None) or advice,
         )
     notes = [f"the shapes of {len(unknown)} value(s) come from a run in onnxruntime, first '{unknown[0].name}'"]
     if counting:

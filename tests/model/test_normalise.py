@@ -294,6 +294,20 @@ def test_data_dependent_shapes_are_learnt(tmp_path: Path) -> None:
     assert forward.model.graph.outputs[0].shape == (20,)
 
 
+def test_a_model_that_only_some_data_fit_is_to_be_exported_in_another_form(tmp_path: Path) -> None:
+    """As a mixture of experts by torch's old exporter, which writes how many tokens each expert got when it traced."""
+    model = parse("""<ir_version: 10, opset_import: ["": 21]>
+        g (float[2,3] x) => (float[2,k] y) <int64[2] sizes = {1, 1}> {
+            n = NonZero(x)
+            i, j = Split<axis = 1>(n, sizes)
+            y = Cast<to = 1>(i)
+        }""")
+    with pytest.raises(
+        ModelError, match=r"on random numbers, which decide sizes here \(.*in which data decide no sizes"
+    ):
+        load(write(model, tmp_path))
+
+
 def test_a_sequence_as_input_is_named(tmp_path: Path) -> None:
     text = """
     <ir_version: 8, opset_import: ["" : 17]>
