@@ -18,6 +18,7 @@ from ckplan.operators.table import operator_of
 from ckplan.planner.arena import chunk_size
 from ckplan.planner.problem import Mark, Piece
 from ckplan.runtime.einsum import einsum_pieces, einsum_workspace
+from ckplan.runtime.fourier import fourier_tensors
 from ckplan.runtime.sizes import bytes_of, dimensions_of
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
@@ -105,6 +106,8 @@ def _tensors(node: ir.Node, threads: int) -> list[int]:
         return [_recurrent(node)]
     if is_op(node, "Attention"):
         return _attention(node)
+    if is_op(node, ("DFT", "STFT")):
+        return fourier_tensors(node)
     copies = _copies(node)
     return [bytes_of(node.outputs[0])] * copies if copies else []
 

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.sizes import hide_dimensions
 from ckplan.runtime.workspace import workspace_of
+from tests.runtime.forked import workspace_seen
 from tests.writer.runtime import profile
 
 SHAPE = (8, 32, 32, 32)
@@ -123,6 +124,37 @@ def test_attention_as_one_node(inputs: str, causal: int, expected: int) -> None:
     assert workspace_of(node, 1) == 4 * expected
     # As above.
     assert 4 * expected <= int(event["mem_in_use_peak"]) - int(event["mem_bytes_in_use"]) <= 8 * expected
+
+
+@pytest.mark.parametrize(
+    ("call", "samples"),
+    [
+        ('DFT (a, "", one)', 256),
+        ('DFT (a, "", two)', 0),
+        ("DFT (a, size, two)", 64),
+        ('DFT <inverse = 1> (a, "", one)', 256),
+        ('DFT <onesided = 1> (b, "", one)', 256),
+        ("STFT (c, size, window)", 64),
+        ('STFT (c, size, "", size)', 64),
+    ],
+)
+def test_transforms_whose_length_is_no_power_of_two(call: str, samples: int) -> None:
+    text = f"""<ir_version: 9, opset_import: ["" : 20]>
+    g (float[4,100,32,2] x, float[4,100,32,1] r, float[4,400,1] s, float[24] window) => (float[N,M,K,L] y) <
+        int64 one = {{1}}, int64 two = {{2}}, int64 size = {{24}}
+    > {{ a = Neg(x) b = Neg(r) c = Neg(s) y = {call} }}"""
+    parsed = onnx.parser.parse_model(text)
+    for name, number in {"one": 1, "two": 2, "size": 24}.items():
+        kept = next(tensor for tensor in parsed.graph.initializer if tensor.name == name)
+        kept.CopyFrom(numpy_helper.from_array(np.array(number), name))  # a number, not a list of one
+    model = onnx.shape_inference.infer_shapes(parsed)
+    model.graph.node[-1].name = "probed"
+    node = next(node for node in ir.serde.deserialize_model(model).graph if node.name == "probed")
+    assert workspace_of(node, 1) == 4 * 8 * samples
+    feeds = {
+        value.name: np.ones(value.shape.numpy(), np.float32) for value in ir.serde.deserialize_model(model).graph.inputs
+    }
+    assert workspace_seen(model.SerializeToString(), feeds, "probed") == 4 * 8 * samples
 
 
 @pytest.mark.parametrize(("axis", "copies"), [(-1, 0), (1, 2), (3, 0)])
