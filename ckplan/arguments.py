@@ -183,9 +183,20 @@ def file_to_write(path: Path, force: bool) -> Path:
     if target.is_symlink():
         raise UsageError(f"{path} is a link that leads back to itself", "name another file")
     for folder in (path.parent, target.parent):
-        if not folder.is_dir():
-            raise UsageError(f"directory {folder} does not exist", "create it first")
+        check_directory(folder)
     return target
+
+
+def check_directory(folder: Path) -> None:
+    """Make sure that there is a directory to write in.
+
+    Raises:
+        UsageError: there is nothing of that name, or a file.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is not a directory", "write to another place")
+    if not folder.is_dir():
+        raise UsageError(f"directory {folder} does not exist", "create it first")
 
 
 def shown(given: Any) -> str:

@@ -109,6 +109,11 @@ def test_an_option_that_there_is_not_is_named(path: Path, options: dict[str, obj
         ckplan.open_model(path, **options)
 
 
+def test_what_holds_a_model_is_told_apart(path: Path) -> None:
+    with pytest.raises(UsageError, match="a value of type ForwardModel is no model; give its attribute `model`"):
+        ckplan.build_training_graph(ckplan.load(path))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("model", "options", "said"),
     [

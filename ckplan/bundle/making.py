@@ -17,7 +17,7 @@ from typing import Any
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.arguments import path_of
+from ckplan.arguments import check_directory, path_of
 from ckplan.autodiff import parse_optimizer
 from ckplan.autodiff.evaluation import evaluation_graph
 from ckplan.autodiff.lora import Lora, add_adapters
@@ -164,8 +164,7 @@ def check_folder(target: Path, force: bool) -> None:
         UsageError: see `write_artifacts`.
         EnvironmentUnavailableError: permissions do not allow it.
     """
-    if not target.parent.is_dir():
-        raise UsageError(f"directory {target.parent} does not exist", "create it first")
+    check_directory(target.parent)
     if not os.access(target.parent, os.W_OK):
         raise EnvironmentUnavailableError(f"no permission to write {target}", "write to another directory")
     if not target.exists():

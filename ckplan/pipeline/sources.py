@@ -49,7 +49,9 @@ def _check_kind(source: Any) -> None:
     if not hasattr(source, "graph"):
         raise UsageError(
             f"a value of type {type(source).__name__} is no model",
-            "give a path, an onnx.ModelProto or an onnx_ir.Model",
+            "give its attribute `model`"
+            if hasattr(source, "model")
+            else "give a path, an onnx.ModelProto or an onnx_ir.Model",
         )
 
 

@@ -82,8 +82,9 @@ def read_adapter(folder: Path) -> tuple[dict[str, Array], Lora]:
     except OSError as error:
         raise ModelError(f"{folder / CONFIG} cannot be read: {error.strerror or error}", "check the path") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise ModelError(
-            f"{folder / CONFIG} is damaged or of another kind of adapter ({error})", "use a LoRA adapter"
+            f"{folder / CONFIG} is damaged or of another kind of adapter ({reason})", "use a LoRA adapter"
         ) from None
     tensors, _ = read_tensors(folder / TENSORS)
     values = {name.removeprefix(_PREFIX): array for name, array in tensors.items()}

@@ -81,6 +81,12 @@ def test_a_missing_directory_is_named(tmp_path: Path) -> None:
         check_output(tmp_path / "nowhere" / "out.onnx", False)
 
 
+def test_a_file_in_the_place_of_a_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"")
+    with pytest.raises(UsageError, match=r"model.onnx is not a directory; write to another place"):
+        check_output(tmp_path / "model.onnx" / "out.onnx", False)
+
+
 def test_a_directory_without_permission_is_found_out_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Asked of the system, because a test run as root may write everywhere.
     monkeypatch.setattr(os, "access", lambda path, mode: not (mode == os.W_OK and Path(path) == tmp_path))

@@ -54,7 +54,7 @@ def test_damaged_problems_are_refused() -> None:
     data = problem_to_json(chain(2))
     with pytest.raises(ModelError, match="schema 7"):
         problem_from_json({**data, "schema": 7})
-    with pytest.raises(ModelError, match="'tensors'"):
+    with pytest.raises(ModelError, match="it lacks 'tensors'"):
         problem_from_json({key: value for key, value in data.items() if key != "tensors"})
     with pytest.raises(ModelError, match="refers to tensor 999"):
         problem_from_json({**data, "ops": [{**data["ops"][0], "inputs": [999]}]})
@@ -206,9 +206,9 @@ def test_attributes_of_a_graph_may_have_other_names() -> None:
     ("data", "message"),
     [
         ({"nodes": [{"id": 1}]}, "node 1 has none of the attributes"),
-        ({"nodes": [{"id": 1, "size": 2}], "links": [{"source": 1, "target": 5}]}, "5"),
+        ({"nodes": [{"id": 1, "size": 2}], "links": [{"source": 1, "target": 5}]}, "it lacks 5"),
         ({"nodes": [{"id": 1, "size": 2}, {"id": 1, "size": 2}], "links": []}, "same id"),
-        ({"links": []}, "nodes"),
+        ({"links": []}, "it lacks 'nodes'"),
         (graph([(0, 1), (1, 2), (2, 1)]), "cycle"),
         ({"nodes": [{"id": 1, "size": -2}], "links": []}, "'1' cannot take -2 bytes"),
     ],

@@ -49,7 +49,8 @@ def parse_node_link(
         sizes = [_attribute(node, (size,) if size else _SIZES) for node in nodes]
         costs = [_attribute(node, (cost,) if cost else _COSTS, 1.0) for node in nodes]
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"not a node-link graph: {error}") from error
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise ModelError(f"not a node-link graph: {reason}") from error
     if len(set(names)) < len(nodes):
         raise ModelError("not a node-link graph: two nodes have the same id")
     labels = [str(node.get("name", name)) for node, name in zip(nodes, names, strict=True)]

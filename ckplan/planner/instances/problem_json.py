@@ -61,7 +61,8 @@ def problem_from_json(data: Mapping[str, Any]) -> Problem:
         ops = tuple(_op_from_json(op, len(tensors)) for op in data["ops"])
         return Problem(ops, tensors, tuple(str(name) for name in data.get("collection", ())))
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise ModelError(f"planning problem is damaged: {error}") from error
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
+        raise ModelError(f"planning problem is damaged: {reason}") from error
 
 
 def _op_from_json(data: Mapping[str, Any], tensors: int) -> Op:
