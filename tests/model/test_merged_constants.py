@@ -64,6 +64,18 @@ def test_a_parameter_has_no_gradient_by_a_constant_that_it_was_merged_with(readi
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-7)
 
 
+def test_scale_and_shift_of_an_instance_norm_behind_a_group_norm_are_its_own() -> None:
+    """The line of the one names the result of the other."""
+    affine = "%p_n_weight, %p_n_bias, None, None, True, 0.1, 1e-05, False"
+    model = exported(
+        "i = Tanh(x) i3 = Reshape(i, rows) n3 = InstanceNormalization(i3, n.weight, n.bias) y = Reshape(n3, columns)",
+        {**_PARAMETERS, "rows": _ARRAYS["rows"], "columns": _ARRAYS["columns"]},
+        {"p_n_weight": ("PARAMETER", "n.weight"), "p_n_bias": ("PARAMETER", "n.bias")},
+        ["", "", _NORM.format("instance_norm", "group_norm", affine), ""],
+    )
+    assert set(gradients(model)) == set(_PARAMETERS)
+
+
 def test_constants_that_are_apart_again_are_told_of() -> None:
     _, notes = loaded(before_a_norm(*CONSTANTS["layer norm"]))
     assert "1 tensor(s) that torch's exporter merged with others of equal values are apart again" in notes

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
 import ckplan
 from ckplan.keys import STANDS_FOR
+from ckplan.model.torch_files.exporter_metadata import LINE, has_taken_in_norm
 from tests.model.models import normal
 from tests.model.torch_files import add_source, exported, loaded, recurrent
 
@@ -318,3 +320,17 @@ def test_what_is_computed_of_what_nodes_hold_is_no_parameter() -> None:
     model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["held"], value=held))
     model.graph.initializer.remove(held)
     assert list(ckplan.open_model(model, loss="mse").training.gradients) == ["l.weight"]
+
+
+@pytest.mark.parametrize(
+    ("line", "has"),
+    [
+        ("aten._native_batch_norm_legit_no_training.default](args = (%conv2d, %p_n_weight))", True),
+        ("aten.conv2d.default](args = (%x, %p_after_batch_norm_conv_weight))", False),
+    ],
+)
+def test_a_layer_with_a_norm_in_it_is_known_by_the_call_not_by_what_it_reads(line: str, has: bool) -> None:
+    node = ir.Node(
+        "", "Conv", [None, None], metadata_props={LINE: f"%made : [] = call_function[target=torch.ops.{line}"}
+    )
+    assert has_taken_in_norm(node) == has

@@ -163,7 +163,8 @@ def class_around(node: ir.Node) -> str:
 
 def has_taken_in_norm(node: ir.Node) -> bool:
     """Whether a layer computes a normalisation, too, that was folded into it: of its own line nothing is left."""
-    return is_op(node, ("Conv", "ConvTranspose", "Gemm")) and "_batch_norm_" in line_of(node)
+    call, _, _ = line_of(node).partition("](")  # what it reads may be called so, too
+    return is_op(node, ("Conv", "ConvTranspose", "Gemm")) and "_batch_norm_" in call
 
 
 def is_parameter(value: ir.Value) -> bool:

@@ -44,6 +44,8 @@ _SCALE_AND_SHIFT = (1, 2)
 """Where they read these."""
 _GIVEN = re.compile(r"args = \(%\w+, (.*)\), kwargs = \{\}")
 """What a line gives a normalisation beside what is normalised."""
+_GROUP_NORM = "group_norm.default]("
+"""The call in a line; the name alone may be that of what the call reads."""
 _NUMBER = re.compile(r"val_\d+")
 """How the exporter calls what it made itself."""
 _LIST = re.compile(r"\[[^]]*\]")
@@ -126,7 +128,7 @@ def _without_affine(node: ir.Node, line: str) -> Iterator[int]:
         return
     tensors = _TENSOR.findall(_LIST.sub("[]", given[1]))
     # Scale and shift of a group norm come behind the node by which older operator sets write it.
-    behind = node.op_type == "InstanceNormalization" and "group_norm" in line
+    behind = node.op_type == "InstanceNormalization" and _GROUP_NORM in line
     for number, index in enumerate(_SCALE_AND_SHIFT):
         value = node.inputs[index] if index < len(node.inputs) else None
         absent = behind or number >= len(tensors) or tensors[number] == "None"
