@@ -17,15 +17,13 @@ from ckplan.operators.outside import index_input, outside_bytes
 from ckplan.operators.table import operator_of
 from ckplan.planner.arena import chunk_size
 from ckplan.planner.problem import Mark, Piece
+from ckplan.runtime.columns import columns_of
 from ckplan.runtime.einsum import einsum_pieces, einsum_workspace
 from ckplan.runtime.fourier import fourier_tensors
 from ckplan.runtime.sizes import bytes_of, dimensions_of
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 """Recurrent operators with their numbers of gates."""
-
-_PIECE = 2**16
-"""Bytes of the buffer that a thread of a convolution works in."""
 
 OUTPUTS_FIRST = frozenset(
     (
@@ -44,6 +42,7 @@ OUTPUTS_FIRST = frozenset(
 )
 """Operators whose kernels ask for their outputs first of all; ``tests/runtime/test_asking_order.py`` shows it."""
 
+_CONVOLUTIONS = frozenset({"Conv", "ConvInteger", "ConvTranspose", "DeformConv", "FusedConv"})
 _VARIADIC = frozenset({"Max", "Mean", "Min", "Sum"})
 """Operators whose kernel joins its operands two by two, all but the last results in tensors of their own."""
 
@@ -98,25 +97,30 @@ def _tensors(node: ir.Node, threads: int) -> list[int]:
         return _squares(node)
     if node.op_type in _VARIADIC:
         return _joined(node)
-    if node.op_type in ("Conv", "FusedConv"):
-        return [_convolution(node, threads)]
-    if node.op_type == "ConvTranspose":
-        return [_transposed_convolution(node)]
+    if node.op_type in _CONVOLUTIONS:
+        return columns_of(node, threads)
     if node.op_type in _GATES:
         return [_recurrent(node)]
     if is_op(node, "Attention"):
         return _attention(node)
     if is_op(node, ("DFT", "STFT")):
         return fourier_tensors(node)
+    if is_op(node, "Resize"):
+        return _smoothed(node)
+    if is_op(node, "QLinearMatMul"):  # sums, before they are rounded (``quantization/quantize_linear_matmul.cc``)
+        return [4 * math.prod(dimensions_of(node.outputs[0]) or (0,))]
     copies = _copies(node)
     return [bytes_of(node.outputs[0])] * copies if copies else []
 
 
 def _copies(node: ir.Node) -> int:
     """How many tensors of the size of its output a kernel works in."""
-    if node.op_type in ("Softmax", "LogSoftmax"):
-        dims = dimensions_of(node.outputs[0]) or ()
+    dims = dimensions_of(node.outputs[0]) or ()
+    if node.op_type in ("Hardmax", "Softmax", "LogSoftmax"):
         return 0 if node.attributes.get_int("axis", -1) in (-1, len(dims) - 1) else 2  # transposed, in and out
+    if is_op(node, "MeanVarianceNormalization"):
+        axes = {axis % max(1, len(dims)) for axis in node.attributes.get_ints("axes", (0, 2, 3)) or ()}
+        return 0 if axes == set(range(len(dims) - len(axes), len(dims))) else 2  # as above
     if node.op_type in ("BiasGelu", "FastGelu"):
         return 1 if len(node.inputs) > 1 else 0
     # An Einsum whose operands are of unknown size copies its output at least.
@@ -183,6 +187,19 @@ def _attention(node: ir.Node) -> list[int]:
     return [scores, math.ceil(math.prod(mask) * dtype.itemsize)]
 
 
+def _smoothed(node: ir.Node) -> list[int]:
+    """Bytes of a sample that is as wide as its output already and as high as before (``upsample_antialias.h``)."""
+    value, made = node.inputs[0], node.outputs[0]
+    if value is None or made.dtype is None or not node.attributes.get_int("antialias", 0):
+        return []
+    before, after = dimensions_of(value), dimensions_of(made)
+    if before is None or after is None or len(before) not in (2, 4):
+        return []
+    if len(before) == 4 and before[1] != after[1]:  # channels last
+        return [math.ceil(before[1] * math.prod(after[2:]) * made.dtype.itemsize)]
+    return [math.ceil(math.prod(before[-3:-1]) * after[-1] * made.dtype.itemsize)]
+
+
 def _squares(node: ir.Node) -> list[int]:
     """Bytes of the scales of an LRN, and of the squares of one sample with channels added on both sides."""
     whole = bytes_of(node.outputs[0])
@@ -191,55 +208,6 @@ def _squares(node: ir.Node) -> list[int]:
         return [whole]
     channels, added = dims[1], node.attributes["size"].as_int() - 1
     return [whole, whole // (dims[0] * channels) * (channels + added)]
-
-
-def _convolution(node: ir.Node, most: int) -> int:
-    """The columns of one sample and group, or of as much of them as fits into a small buffer for each thread.
-
-    They are made at once where there are more filters than places in the output, else piece by piece. A kernel of one
-    place that moves by one needs none, and the same goes for one that is as wide as what it reads
-    (``core/mlas/lib/convolve.cpp``, ``MlasConvPrepare``).
-    """
-    found = _shapes(node)
-    if found is None or node.domain == "com.microsoft.nchwc":  # blocked: no columns (``core/mlas/lib/snchwc.cpp``)
-        return 0
-    data, weight, result, itemsize = found
-    group = node.attributes["group"].as_int() if "group" in node.attributes else 1
-    places, taps, filters = math.prod(result[2:]), math.prod(weight[2:]), weight[0] // group
-    if min(places, taps, filters) < 1:  # nothing is made
-        return 0
-    if _moves_by_one(node, taps) and (taps == 1 or (weight[1] == 1 and _spans(data[2:], weight[2:]))):
-        return 0
-    if filters > places:
-        return math.ceil(weight[1] * taps * places * itemsize)
-    if data[0] * group > 1:
-        return min(most, data[0] * group) * _PIECE
-    # One sample is cut along its places, the pieces being multiples of 16 of them.
-    threads = min(most, filters * places * weight[1] * taps // 2**16 + 1)
-    piece = math.ceil(math.ceil(places / threads) / 16) * 16
-    return max(1, min(threads, math.ceil(places / piece))) * _PIECE
-
-
-def _moves_by_one(node: ir.Node, taps: int) -> bool:
-    """Whether a convolution has strides of one and no padding; a kernel of one place pads nothing by itself."""
-    strides = node.attributes.get_ints("strides", ()) or ()
-    pads = node.attributes.get_ints("pads", ()) or ()
-    padded = node.attributes.get_string("auto_pad", "NOTSET") not in ("NOTSET", "VALID") and taps > 1
-    return all(stride == 1 for stride in strides) and not (padded or any(pads))
-
-
-def _spans(places: tuple[int, ...], taps: tuple[int, ...]) -> bool:
-    """Whether a two-dimensional kernel is as wide as what it reads, or a single column as high."""
-    return len(places) == 2 and (taps[1] == places[1] or (taps[0] == places[0] and taps[1] == 1))
-
-
-def _transposed_convolution(node: ir.Node) -> int:
-    """The columns of one sample and group (``core/providers/cpu/nn/conv_transpose.cc``)."""
-    found = _shapes(node)
-    if found is None:
-        return 0
-    data, weight, _, itemsize = found
-    return math.ceil(math.prod(weight[1:]) * math.prod(data[2:]) * itemsize)
 
 
 def _recurrent(node: ir.Node) -> int:
@@ -259,13 +227,3 @@ def _recurrent(node: ir.Node) -> int:
     direction = node.attributes.get_string("direction", "forward")
     turned = rows * (x[2] + hidden) if direction != "forward" else 0
     return math.ceil((directions * (gates + 3 * x[1] * hidden) + turned) * dtype.itemsize)
-
-
-def _shapes(node: ir.Node) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], float] | None:
-    data, weight, result = node.inputs[0], node.inputs[1], node.outputs[0]
-    if data is None or weight is None or result.dtype is None:
-        return None
-    shapes = dimensions_of(data), dimensions_of(weight), dimensions_of(result)
-    if shapes[0] is None or shapes[1] is None or shapes[2] is None:
-        return None
-    return shapes[0], shapes[1], shapes[2], result.dtype.itemsize

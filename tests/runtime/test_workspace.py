@@ -126,35 +126,100 @@ def test_attention_as_one_node(inputs: str, causal: int, expected: int) -> None:
     assert 4 * expected <= int(event["mem_in_use_peak"]) - int(event["mem_bytes_in_use"]) <= 8 * expected
 
 
+MAPS, BYTES = "float[2,16,24,24] m", "uint8[2,16,24,24] m"
+EXACTLY = {
+    "deformed": ("DeformConv (m, w, o)", f"{MAPS}, float[8,16,3,3] w, float[2,18,22,22] o", "float[2,8,22,22]"),
+    "deformed by groups": (
+        "DeformConv <group = 2, offset_group = 2> (m, w, o)",
+        "float[2,16,23,21] m, float[8,8,3,3] w, float[2,36,21,19] o",
+        "float[2,8,21,19]",
+    ),
+    "deformed, one place": (
+        "DeformConv (m, w, o)",
+        f"{MAPS}, float[8,16,1,1] w, float[2,2,24,24] o",
+        "float[2,8,24,24]",
+    ),
+    "deformed, in double precision": (
+        "DeformConv (m, w, o)",
+        "double[2,16,24,24] m, double[8,16,3,3] w, double[2,18,22,22] o",
+        "double[2,8,22,22]",
+    ),
+    "integers": ("ConvInteger <group = 4> (m, w)", f"{BYTES}, uint8[8,4,3,3] w", "int32[2,8,22,22]"),
+    "integers, one place": ("ConvInteger (m, w)", f"{BYTES}, uint8[8,16,1,1] w", "int32[2,8,24,24]"),
+    "integers, one place, padded": (
+        "ConvInteger <pads = [1, 1, 1, 1]> (m, w)",
+        f"{BYTES}, uint8[8,16,1,1] w",
+        "int32[2,8,26,26]",
+    ),
+    "quantised": (
+        "QLinearMatMul (m, s, p, w, s, p, s, p)",
+        "uint8[7,200,100] m, uint8[100,300] w, float s, uint8 p",
+        "uint8[7,200,300]",
+    ),
+    "largest over channels": ("Hardmax <axis = 1> (m)", MAPS, "float[2,16,24,24]"),
+    "largest over the last axis": ("Hardmax (m)", MAPS, "float[2,16,24,24]"),
+    "mean and variance": ("MeanVarianceNormalization (m)", MAPS, "float[2,16,24,24]"),
+    "mean and variance of samples": (
+        "MeanVarianceNormalization <axes = [1, 2, 3]> (m)",
+        MAPS,
+        "float[2,16,24,24]",
+    ),
+}
+
+
+def told_and_seen(call: str, inputs: str, made: str, **constants: np.ndarray) -> tuple[int, int]:
+    """What is said of a kernel, and what the arena shows."""
+    text = f"""<ir_version: 10, opset_import: ["": 22]> g ({inputs}, float[1] before) => ({made} y, float[1] first)
+    {{ first = Neg(before) y = {call} }}"""
+    parsed = onnx.parser.parse_model(text)
+    parsed.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
+    parsed.graph.node[1].name = "probed"
+    model = ir.serde.deserialize_model(parsed)
+    feeds = {value.name: np.ones(value.shape.numpy(), value.dtype.numpy()) for value in model.graph.inputs}
+    seen = workspace_seen(parsed.SerializeToString(), feeds, "probed")
+    return workspace_of(model.graph[-1], CPU.threads), seen
+
+
+@pytest.mark.parametrize("case", EXACTLY)
+def test_is_exactly_what_the_arena_shows(case: str) -> None:
+    told, seen = told_and_seen(*EXACTLY[case])
+    assert told == seen
+
+
 @pytest.mark.parametrize(
-    ("call", "samples"),
+    ("before", "scales", "after"),
     [
-        ('DFT (a, "", one)', 256),
-        ('DFT (a, "", two)', 0),
-        ("DFT (a, size, two)", 64),
-        ('DFT <inverse = 1> (a, "", one)', 256),
-        ('DFT <onesided = 1> (b, "", one)', 256),
-        ("STFT (c, size, window)", 64),
-        ('STFT (c, size, "", size)', 64),
+        ("3,5,24,40", (1, 1, 0.5, 0.25), "3,5,12,10"),
+        ("1,5,24,40", (1, 1, 2, 1), "1,5,48,40"),
+        ("3,24,40,5", (1, 0.5, 2, 1), "3,12,80,5"),
+        ("24,40", (2, 2), "48,80"),
     ],
 )
-def test_transforms_whose_length_is_no_power_of_two(call: str, samples: int) -> None:
-    text = f"""<ir_version: 9, opset_import: ["" : 20]>
-    g (float[4,100,32,2] x, float[4,100,32,1] r, float[4,400,1] s, float[24] window) => (float[N,M,K,L] y) <
-        int64 one = {{1}}, int64 two = {{2}}, int64 size = {{24}}
-    > {{ a = Neg(x) b = Neg(r) c = Neg(s) y = {call} }}"""
-    parsed = onnx.parser.parse_model(text)
-    for name, number in {"one": 1, "two": 2, "size": 24}.items():
-        kept = next(tensor for tensor in parsed.graph.initializer if tensor.name == name)
-        kept.CopyFrom(numpy_helper.from_array(np.array(number), name))  # a number, not a list of one
-    model = onnx.shape_inference.infer_shapes(parsed)
-    model.graph.node[-1].name = "probed"
-    node = next(node for node in ir.serde.deserialize_model(model).graph if node.name == "probed")
-    assert workspace_of(node, 1) == 4 * 8 * samples
-    feeds = {
-        value.name: np.ones(value.shape.numpy(), np.float32) for value in ir.serde.deserialize_model(model).graph.inputs
-    }
-    assert workspace_seen(model.SerializeToString(), feeds, "probed") == 4 * 8 * samples
+def test_a_resize_that_smooths_takes_a_sample_and_small_tables(
+    before: str, scales: tuple[float, ...], after: str
+) -> None:
+    call = 'Resize <mode = "linear", antialias = 1> (m, "", scales)'
+    told, seen = told_and_seen(call, f"float[{before}] m", f"float[{after}]", scales=np.array(scales, np.float32))
+    assert told <= seen <= told + 2048
+
+
+@pytest.mark.parametrize(
+    ("call", "made", "samples"),
+    [
+        ('DFT (a, "", one)', "4,100,32,2", 256),
+        ('DFT (a, "", two)', "4,100,32,2", 0),
+        ("DFT (a, size, two)", "4,100,24,2", 64),
+        ('DFT <inverse = 1> (a, "", one)', "4,100,32,2", 256),
+        ('DFT <onesided = 1> (b, "", one)', "4,51,32,2", 256),
+        ("STFT (c, size, window)", "4,16,13,2", 64),
+        ('STFT (c, size, "", size)', "4,16,13,2", 64),
+    ],
+)
+def test_transforms_whose_length_is_no_power_of_two(call: str, made: str, samples: int) -> None:
+    inputs = "float[4,100,32,2] a, float[4,100,32,1] b, float[4,400,1] c, float[24] window"
+    sizes = {"one": np.array(1), "two": np.array(2), "size": np.array(24)}
+    told, seen = told_and_seen(call, inputs, f"float[{made}]", **sizes)
+    assert told == seen == 4 * 8 * samples
 
 
 @pytest.mark.parametrize(("axis", "copies"), [(-1, 0), (1, 2), (3, 0)])
