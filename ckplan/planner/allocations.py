@@ -230,10 +230,8 @@ def expected_arena(asked: Allocations, settings: ArenaSettings = DEFAULT) -> Exp
         ArenaFullError: the limit of the settings is too small.
     """
     block = _block(asked)
-    first, steady, below = _worst(asked, settings, block)
-    plain = _opened(asked, settings, below)
-    for _ in range(_RUNS):
-        without = _run(plain, asked)
+    first, steady = _worst(asked, settings, block)
+    _, without = _worst(asked, settings, None)
     needed, live = (_opened(asked, _ENDLESS) for _ in range(2))
     _run(needed, asked, block)
     _run(live, asked, again=False)
@@ -242,7 +240,8 @@ def expected_arena(asked: Allocations, settings: ArenaSettings = DEFAULT) -> Exp
 
 def steady_arena(asked: Allocations) -> ArenaUse:
     """What the arena is expected to be in later runs under default settings, and nothing else; see `expected_arena`."""
-    return _worst(asked, DEFAULT, _block(asked))[1]
+    _, steady = _worst(asked, DEFAULT, _block(asked))
+    return steady
 
 
 def held_wherever(asked: Allocations) -> int:
@@ -259,9 +258,9 @@ def _block(asked: Allocations) -> int | None:
     return pattern_block(asked) if asked.pattern else None
 
 
-def _worst(asked: Allocations, settings: ArenaSettings, block: int | None) -> tuple[ArenaUse, ArenaUse, int]:
-    """The first run and later ones where the first region lies in the way, and how many regions lie below it then."""
-    found = [(*_runs(asked, settings, below, block), below) for below in (0, 1)]
+def _worst(asked: Allocations, settings: ArenaSettings, block: int | None) -> tuple[ArenaUse, ArenaUse]:
+    """The first run and later ones where the first region lies in the way, be it below the others or above one."""
+    found = [_runs(asked, settings, below, block) for below in (0, 1)]
     return max(found, key=lambda uses: (uses[1].held, uses[1].touched, uses[0].held))
 
 

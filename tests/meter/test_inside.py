@@ -58,6 +58,23 @@ def test_of_a_planned_file_what_it_promises_is_expected(name: str, tmp_path: Pat
     assert sum(tensor.bytes for tensor in found.inside.alive if tensor.held) < 4096
 
 
+@pytest.mark.parametrize("name", ["resnet_tiny", "unet_tiny"])
+def test_the_arena_is_expected_with_and_without_memory_patterns(name: str, tmp_path: Path) -> None:
+    """Where the first region lies in the way of the one is not where it lies in the way of the other."""
+    sample = Path(__file__).parents[2] / "sample_models" / f"{name}.onnx"
+    path = tmp_path / "planned.onnx"
+    ckplan.rewrite(sample, strategy="memory", dims={"batch": 16}, output=path)
+    found = measure(path, device="cpu", runs=1, threads=1, heap=False, inside=True)
+    assert found.counters is not None
+    assert found.inside is not None
+    assert found.counters.steady is not None
+    assert found.steady_without_pattern is not None
+    expected = found.inside.arena
+    assert found.counters.steady.in_use == expected.steady.in_use
+    assert found.counters.steady.held == expected.steady.held
+    assert found.steady_without_pattern.held == expected.without_pattern.held
+
+
 def write_convolution(path: Path) -> Path:
     """A convolution that takes a workspace for each thread, and nothing else of its size."""
     weight = numpy_helper.from_array(np.ones((4, 4, 3, 3), np.float32), "w")
