@@ -193,10 +193,11 @@ def check_directory(folder: Path) -> None:
     Raises:
         UsageError: there is nothing of that name, or a file.
     """
-    if folder.exists() and not folder.is_dir():
+    if folder.is_dir():
+        return
+    if folder.exists():
         raise UsageError(f"{folder} is not a directory", "write to another place")
-    if not folder.is_dir():
-        raise UsageError(f"directory {folder} does not exist", "create it first")
+    raise UsageError(f"directory {folder} does not exist", "create it first")
 
 
 def shown(given: Any) -> str:

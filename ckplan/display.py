@@ -31,6 +31,11 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
     return f"did you mean {' or '.join(f'`{candidate}`' for candidate in near)}?" if near else ""
 
 
+def reason_of(error: Exception) -> str:
+    """What is wrong with data by the error that reading them raised: of a key that is missing Python tells the key."""
+    return f"it lacks {error}" if isinstance(error, KeyError) else one_line(error)
+
+
 def one_line(text: object, most: int = 200) -> str:
     """Text of others, such as an exception's, on one line and cut short: some hold a whole graph."""
     line = " ".join(str(text).split())

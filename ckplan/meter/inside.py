@@ -66,7 +66,8 @@ def look_inside(
     """
     nodes = list(executed.graph)
     problem, order, shapes, places = replayed(executed, run, fed, device, threads)
-    simulated = simulate(problem, order, shapes).steps
+    lives = lifetimes(problem, order, shapes)
+    simulated = simulate(problem, order, shapes, lives).steps
     # A node inside of a body ends before the node that holds the body, and counts as that one.
     ran = list(accumulate((place is not None for place in places), initial=0))
     at = [min(before, len(order) - 1) for before in ran[:-1]]
@@ -75,7 +76,6 @@ def look_inside(
         step = simulated[at[index]]
         steps.append(Moment(measured.op, step.live, step.activations, measured.backward, measured.recomputed))
     peak = at[counters.timeline.peak_step]
-    lives = lifetimes(problem, order, shapes)
     alive = [
         LiveTensor(
             name=problem.tensors[tensor].name,

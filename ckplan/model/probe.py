@@ -81,6 +81,7 @@ def learn(model: ir.Model) -> tuple[str, ...]:
                 "export the model with tensors as inputs",
             )
     counting = _mark_data_sized(model.graph, set(unknown))
+    decided = f"how many results {len(counting)} node(s) have ({shortened(counting, 3)})"
     reason = ""
     own = next((node for node in model.graph.all_nodes() if is_own(node)), None)
     try:
@@ -98,21 +99,19 @@ def learn(model: ir.Model) -> tuple[str, ...]:
         on, advice = "", "give input shapes that the model accepts with --shape"
         if counting:
             on = " on random numbers, which decide sizes here"
-            advice = (
-                "export the model in a form in which data decide no sizes: here they decide how many results "
-                f"{len(counting)} node(s) have ({shortened(counting, 3)})"
-            )
+            advice = f"export the model in a form in which data decide no sizes: here they decide {decided}"
+        advice = loading_advice(reason, model) or advice
         if own is not None:
             advice = f"give the library of the kernels of {own.domain} with --custom-ops"
         raise ModelError(
             f"the shape of {len(left)} value(s) is unknown, first the output of {name}, and onnxruntime cannot run the "
             f"model{on} ({reason or 'no shape came back'})",
-            (loading_advice(reason, model) if own is None else None) or advice,
+            advice,
         )
     notes = [f"the shapes of {len(unknown)} value(s) come from a run in onnxruntime, first '{unknown[0].name}'"]
     if counting:
         notes.append(
-            f"the data decide how many results {len(counting)} node(s) have ({shortened(counting, 3)}): sizes are "
+            f"the data decide {decided}: sizes are "
             "those of a run on random numbers, and the file is right only for data that give the same"
         )
     return tuple(notes)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from ckplan.planner.arena import DEFAULT, UNIT, Arena, ArenaFullError, ArenaSettings, tables_of
 from ckplan.planner.memory_pattern import block_of
 from ckplan.planner.problem import Freed, Mark, Piece, Problem
-from ckplan.planner.simulate import lifetimes
+from ckplan.planner.simulate import Lifetimes, lifetimes
 
 _BLOCK, INNER_NODE, _WORKSPACE = -2, -3, -4
 """Keys of what is no tensor; those of a workspace go on below."""
@@ -167,6 +167,7 @@ def allocations(
     resident: int = 0,
     *,
     pattern: bool = True,
+    lives: Lifetimes | None = None,
 ) -> Allocations:
     """What a schedule asks of the allocator, step by step.
 
@@ -176,11 +177,12 @@ def allocations(
         shapes: see `ckplan.planner.simulate.lifetimes`.
         resident: see `Allocations`.
         pattern: see `Allocations`.
+        lives: what `ckplan.planner.simulate.lifetimes` gives, if it is known.
 
     Raises:
         ValueError: the schedule is not valid.
     """
-    lives = lifetimes(problem, schedule, shapes)
+    lives = lives or lifetimes(problem, schedule, shapes)
     tensors: list[list[int]] = [[] for _ in schedule]
     outputs: list[list[int]] = [[] for _ in schedule]
     freed: list[list[int]] = [[] for _ in schedule]

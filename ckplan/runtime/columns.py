@@ -88,8 +88,7 @@ def _integer(node: ir.Node) -> int:
         return 0
     _, weight, result, _ = found
     taps = math.prod(weight[2:])
-    pads = any(node.attributes.get_ints("pads", ()) or ())
-    return 0 if taps == 1 and not pads and _moves_by_one(node, taps) else weight[1] * taps * math.prod(result[2:])
+    return 0 if taps == 1 and _moves_by_one(node, taps) else weight[1] * taps * math.prod(result[2:])
 
 
 def _deformed(node: ir.Node) -> list[int]:

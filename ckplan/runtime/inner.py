@@ -22,13 +22,13 @@ from ckplan.planner.arena import chunk_size
 from ckplan.planner.problem import Kind, Piece, Problem
 from ckplan.planner.simulate import lifetimes, simulate
 from ckplan.runtime.execution_order import default_order, predecessors
-from ckplan.runtime.inner_pieces import NOTHING, Body, pieces_of_if, pieces_of_loop, pieces_of_scan
+from ckplan.runtime.inner_pieces import CONDITION, NOTHING, NUMBER, Body, pieces_of_if, pieces_of_loop, pieces_of_scan
 from ckplan.runtime.sizes import bytes_of, dimensions_of, shape_classes
 
 EXECUTED = "ckplan.executed"
 """Key in ``Graph.meta`` of a body whose nodes stand in the order in which onnxruntime executes them."""
 
-_CLOCK = 10
+_CLOCK = NUMBER + 2 * CONDITION
 """Bytes of three tensors: the number of a Loop's step, and the condition that goes in and that comes out."""
 
 Numbers = Callable[[Sequence[ir.Node], Sequence[ir.Value], Sequence[ir.Value], bool], Problem]
@@ -161,13 +161,13 @@ def _body_needs(owner: ir.Node, body: ir.Graph, numbers: Numbers, repeated: bool
         nodes = [nodes[position] for position in default_order(predecessors(nodes))]
     problem, schedule = numbers(nodes, body.inputs, body.outputs, repeated), range(len(nodes))
     shapes = shape_classes(nodes, problem)
-    first = simulate(problem, schedule, shapes)
+    lives = lifetimes(problem, schedule, shapes)
+    first = simulate(problem, schedule, shapes, lives)
     without, beside = first.peak_activations, first.peak_total - problem.resident
-    asked = allocations(problem, schedule, shapes)
+    asked = allocations(problem, schedule, shapes, lives=lives)
     block, outputs = pattern_block(asked), 0
     made = {value.name for value in body.outputs[1 + state_count(owner) :]} if owner.op_type == "Loop" else ()
-    owners = lifetimes(problem, schedule, shapes).tensor
-    rows = frozenset(buffer for buffer, tensor in enumerate(owners) if problem.tensors[tensor].name in made)
+    rows = frozenset(buffer for buffer, tensor in enumerate(lives.tensor) if problem.tensors[tensor].name in made)
     needs = Body(asked, block, rows)
     if not repeated:
         return _Need(without, beside, needs)

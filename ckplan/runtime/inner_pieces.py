@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from ckplan.planner.allocations import INNER_NODE, Allocations, Demand
 from ckplan.planner.problem import Freed, Mark, Piece
 
-_NUMBER, _CONDITION = 8, 1
-"""Bytes of the number of a Loop's step and of the condition that goes into it."""
+NUMBER, CONDITION = 8, 1
+"""Bytes of the number of a Loop's step and of a condition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def pieces_of_loop(body: Body, *, trips: int, again: bool) -> tuple[Piece, ...]:
         again: whether the body has run before.
     """
     asks = _Sequence()
-    asks.pieces += [_NUMBER, _CONDITION]
+    asks.pieces += [NUMBER, CONDITION]
     older, newer = list[int](), list[int]()
     for step in range(min(trips, 3)):
         if step == 2:  # it stands for the last one; of those between the second and it there are the rows

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.lora import Layer, Lora, insert, linear_layers
+from ckplan.display import reason_of
 from ckplan.errors import ModelError, UsageError
 from ckplan.isolation.arrays import Array
 from ckplan.model.constants import hoist
@@ -82,9 +83,8 @@ def read_adapter(folder: Path) -> tuple[dict[str, Array], Lora]:
     except OSError as error:
         raise ModelError(f"{folder / CONFIG} cannot be read: {error.strerror or error}", "check the path") from None
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise ModelError(
-            f"{folder / CONFIG} is damaged or of another kind of adapter ({reason})", "use a LoRA adapter"
+            f"{folder / CONFIG} is damaged or of another kind of adapter ({reason_of(error)})", "use a LoRA adapter"
         ) from None
     tensors, _ = read_tensors(folder / TENSORS)
     values = {name.removeprefix(_PREFIX): array for name, array in tensors.items()}

@@ -20,7 +20,7 @@ import numpy as np
 
 from ckplan.arguments import path_of
 from ckplan.autodiff.lora import Lora
-from ckplan.display import one_line
+from ckplan.display import one_line, reason_of
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.isolation.arrays import Array
 from ckplan.isolation.folders import temporary_folder
@@ -259,9 +259,8 @@ def _telling_of_others(path: Path) -> Iterator[None]:
     try:
         yield
     except (AttributeError, KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        reason = f"it lacks {error}" if isinstance(error, KeyError) else one_line(error)
         raise ModelError(
-            f"{path} is not a checkpoint of a training run ({reason})",
+            f"{path} is not a checkpoint of a training run ({reason_of(error)})",
             "name one that `ckplan train` or ckplan.Trainer wrote",
         ) from None
 

@@ -8,21 +8,10 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import build_training_graph
-from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, values
+from tests.autodiff.gradcheck import onnxruntime_run
+from tests.autodiff.test_silu import kept
 
-WEIGHTS = {"w": values(3, 4), "v": values(4, 2, seed=2)}
-TAIL = "z = MatMul(y, v) q = Mul(z, z) loss = ReduceSum <keepdims = 0> (q)"
 THREE = "s = Softplus(h) t = Tanh(s)"
-
-
-def kept(nodes: str) -> list[str]:
-    """The operators of the forward pass whose results the backward pass reads."""
-    model = parse(f"g (double[6,3] x) => (double loss) {{ h = MatMul(x, w) {nodes} {TAIL} }}", **WEIGHTS)
-    training = build_training_graph(model, loss="loss")
-    check_training_graph(training, {"x": values(6, 3, seed=8, low=-3, high=3)})
-    phases = {node: node.metadata_props["pkg.ckplan.phase"] for node in training.model.graph}
-    read = {v for node, phase in phases.items() if phase == "backward" for v in node.inputs if v is not None}
-    return [n.op_type for n, phase in phases.items() if phase == "forward" and not read.isdisjoint(n.outputs)]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ckplan.display import reason_of
 from ckplan.errors import ModelError
 from ckplan.planner.instances.topological import depth_first_order
 from ckplan.planner.problem import Op, Problem, Tensor
@@ -49,8 +50,7 @@ def parse_node_link(
         sizes = [_attribute(node, (size,) if size else _SIZES) for node in nodes]
         costs = [_attribute(node, (cost,) if cost else _COSTS, 1.0) for node in nodes]
     except (KeyError, TypeError, ValueError) as error:
-        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
-        raise ModelError(f"not a node-link graph: {reason}") from error
+        raise ModelError(f"not a node-link graph: {reason_of(error)}") from error
     if len(set(names)) < len(nodes):
         raise ModelError("not a node-link graph: two nodes have the same id")
     labels = [str(node.get("name", name)) for node, name in zip(nodes, names, strict=True)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ckplan.display import reason_of
 from ckplan.errors import ModelError
 from ckplan.planner.problem import Kind, Op, Problem, Tensor
 
@@ -61,8 +62,7 @@ def problem_from_json(data: Mapping[str, Any]) -> Problem:
         ops = tuple(_op_from_json(op, len(tensors)) for op in data["ops"])
         return Problem(ops, tensors, tuple(str(name) for name in data.get("collection", ())))
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-        reason = f"it lacks {error}" if isinstance(error, KeyError) else error
-        raise ModelError(f"planning problem is damaged: {reason}") from error
+        raise ModelError(f"planning problem is damaged: {reason_of(error)}") from error
 
 
 def _op_from_json(data: Mapping[str, Any], tensors: int) -> Op:
