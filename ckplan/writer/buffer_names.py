@@ -39,6 +39,9 @@ _SHAPED_BY_ALL = frozenset(
 )
 """Operators the shape of whose output is known only where those of all inputs are."""
 
+_CHANGES_A_PART = frozenset({"ScatterElements"})
+"""Operators that write a few elements of their input, and copy all of it first where they may not write over it."""
+
 _POOLING = frozenset({"AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"})
 
 
@@ -261,8 +264,8 @@ def written_over(
         problem: its numbers, op by op.
         lives: the buffers of its tensors.
         constants: initializers of the graph, by name.
-        sparing: whether to leave out what may as well have a second buffer, since that lies within the peak: for what
-            is declared, and all that follows from it, onnxruntime looks among all dead buffers.
+        sparing: whether to leave out what may as well have a second buffer, since that lies within the peak and takes
+            no copy: for what is declared, and all that follows from it, onnxruntime looks among all dead buffers.
     """
     found = {value for node in nodes for value in _told_for_fusions(node, constants)}
     last: dict[int, tuple[ir.Value, int]] = {}
@@ -273,8 +276,9 @@ def written_over(
         for value, tensor, buffer in zip(made, op.outputs, buffers, strict=True):
             sources = [last[source] for source in op.inplace.get(tensor, ()) if source in last]
             over = [source for source, place in sources if place == buffer]
-            if over and problem.tensors[tensor].bytes <= spare[step]:
-                spare[step] -= problem.tensors[tensor].bytes
+            size = problem.tensors[tensor].bytes
+            if over and size <= spare[step] and node.op_type not in _CHANGES_A_PART:
+                spare[step] -= size
             else:
                 found.update(each for source in over for each in (source, value))
             last[tensor] = value, buffer

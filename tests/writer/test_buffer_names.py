@@ -14,11 +14,20 @@ from ckplan.autodiff import build_training_graph
 from ckplan.keys import PHASE, ROLE
 from ckplan.model import load
 from ckplan.pipeline import StepOptions, open_step
+from ckplan.planner.peak import live_bytes
 from ckplan.planner.simulate import lifetimes
 from ckplan.planner.strategies import parse_strategy
 from ckplan.runtime import problem_of
 from ckplan.runtime.executed import executed_model, executed_timeline
-from ckplan.runtime.sizes import dimensions_of, hide_dimensions, parts_of_dimension, shape_classes, show_dimensions
+from ckplan.runtime.sizes import (
+    bytes_of,
+    dimensions_of,
+    hide_dimensions,
+    parts_of_dimension,
+    shape_class,
+    shape_classes,
+    show_dimensions,
+)
 from ckplan.writer import emit
 from ckplan.writer.buffer_names import hide_held_over, hide_sources
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead
@@ -83,6 +92,18 @@ def test_a_second_buffer_within_the_peak_is_not_declared_away() -> None:
     ]
     overwriting = [op for op in problem_of(planned.model).ops if op.inplace]
     assert len(named) < len(overwriting) / 4
+
+
+def test_a_table_is_never_copied_for_few_rows() -> None:
+    """ScatterElements has room for a second table here, which it would fill before it adds."""
+    executed = executed_model(open_step(SAMPLES / "gpt_tiny.onnx", StepOptions.of(dims={"batch": 8})).ordered)
+    nodes, problem = list(executed.graph), problem_of(executed)
+    *_, last = (step for step, node in enumerate(nodes) if node.op_type == "ScatterElements")
+    read, made = nodes[last].inputs[0], nodes[last].outputs[0]
+    assert read is not None
+    live = live_bytes(problem, range(len(problem.ops)))
+    assert live[last] + bytes_of(made) < live.max()
+    assert shape_class(read) == shape_class(made) is not None
 
 
 def test_reshapes_of_many_layers_share_few_targets() -> None:
