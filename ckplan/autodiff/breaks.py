@@ -12,6 +12,7 @@ from ckplan.autodiff.reading import is_floating
 from ckplan.autodiff.registry import ZERO_DERIVATIVE
 from ckplan.display import shortened
 from ckplan.model.node_reads import reads
+from ckplan.model.torch_files.detached import detached_inputs
 from ckplan.operators.matching import is_op
 
 
@@ -58,10 +59,16 @@ def breaks(
 
 
 def reached_by(graph: ir.Graph, opset_imports: dict[str, int], parameters: Iterable[ir.Value]) -> set[ir.Value]:
-    """Return the values that depend differentiably on a parameter, function bodies not counted; see :func:`breaks`."""
+    """Return the values that depend differentiably on a parameter, function bodies not counted; see :func:`breaks`.
+
+    Nothing is reached through what the model detaches.
+    """
     reached = set(parameters)
     for node in graph:
-        if not reached.isdisjoint(differentiable_inputs(node, entry_of(node, opset_imports))):
+        passing = differentiable_inputs(node, entry_of(node, opset_imports))
+        if stops := detached_inputs(node):
+            passing &= {value for index, value in enumerate(node.inputs) if index not in stops and value is not None}
+        if not reached.isdisjoint(passing):
             reached.update(node.outputs)
     return reached
 

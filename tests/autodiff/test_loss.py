@@ -7,6 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+import ckplan
 from ckplan.autodiff import build_training_graph
 from ckplan.errors import ModelError, UsageError
 from ckplan.runtime.executed import expected_timeline
@@ -58,6 +59,18 @@ def test_a_scalar_that_learns_nothing_from_data_is_not_the_default(scalar):
     assert training.description.startswith("cross-entropy of 'y'")
     assert list(training.gradients) == ["w"]
     check_training_graph(training, {"x": X, "labels": LABELS})
+
+
+def test_numbers_in_a_formula_teach_nothing():
+    """A perplexity of what was chosen, beside the loss of a codebook, as in VQ-VAEs."""
+    text = """<ir_version: 10, opset_import: ["": 21]> g (float[6,3] x) => (float cost, float perplexity) {
+        y = MatMul(x, w) cost = ReduceSumSquare<keepdims=0>(y)
+        i = ArgMax(y) f = Cast<to = 1>(i) m = ReduceMean<keepdims=0>(f)
+        tiny = Constant<value_float = 1e-10>() a = Add(m, tiny) b = Log(a) perplexity = Exp(b)
+    }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(W.astype(np.float32), "w"))
+    assert ckplan.open_model(model).training.loss == "cost"
 
 
 def test_the_one_scalar_that_learns_from_data_is_the_default():

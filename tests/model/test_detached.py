@@ -115,11 +115,36 @@ def test_a_value_that_is_multiplied_by_itself_detached_is_one_factor() -> None:
     assert "gradients stop where torch's module detaches: 'h'" in notes
 
 
+def test_a_number_of_what_is_detached_is_no_loss() -> None:
+    """As a module tells how far its codes are from what they stand for."""
+    model = exported(
+        "y = MatMul(x, w) cost = ReduceSum<keepdims = 0>(y) far = ReduceMax<keepdims = 0>(y)",
+        {"w": normal(0, 4, 4)},
+        {"p_w": ("PARAMETER", "w")},
+        ["aten.mm](args = (%x, %p_w))", "aten.sum](args = (%mm,))", "aten.amax](args = (%detach,))"],
+    )
+    del model.graph.output[:]
+    for name in ("cost", "far"):
+        model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ()))
+    assert ckplan.open_model(model).training.loss == "cost"
+
+
+VIEWS = "".join(
+    f"i{k} = Shape(h) j{k} = Shape(h) a{k} = Gather(i{k}, zero) b{k} = Gather(j{k}, one) "
+    f"t{k} = Concat<axis = 0>(a{k}, b{k}) v{k} = Reshape({f'v{k - 1}' if k else 'r'}, t{k}) "
+    for k in range(5)
+)
+"""Views of what is rounded, in shapes that are computed, as of a batch that is free."""
 ESTIMATES = {
     "added": ("q = Round(h) s = Sub(q, h) z = Add(h, s)", True),
     "added to": ("q = Round(h) s = Sub(q, h) z = Add(s, h)", True),
     "subtracted": ("r = Floor(h) q = Neg(r) s = Sub(h, q) z = Sub(h, s)", True),
     "signs of a scaled one": ("g = Sign(h) m = Abs(h) q = Mul(g, m) s = Sub(q, h) z = Add(h, s)", True),
+    "in views": (
+        "zero = Constant<value_ints = [0]>() one = Constant<value_ints = [1]>() "
+        f"r = Round(h) {VIEWS} q = Identity(v4) s = Sub(q, h) z = Add(h, s)",
+        True,
+    ),
     "a smooth function": ("q = Tanh(h) s = Sub(q, h) z = Add(h, s)", False),
     "another difference": ("q = Round(h) s = Sub(h, q) z = Add(h, s)", False),
 }  # fmt: skip

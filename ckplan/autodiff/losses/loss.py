@@ -11,11 +11,13 @@ import onnx_ir as ir
 from ckplan.autodiff.breaks import between, reached_by
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
+from ckplan.autodiff.evidence import judge
 from ckplan.autodiff.losses.crossentropy import declare_classes, emit_cross_entropy, prepare_labels
 from ckplan.autodiff.losses.head import Head, behind_softmax, chosen_from, head_of, main_output, scored_axis
 from ckplan.autodiff.quantisation import is_quantised
 from ckplan.autodiff.reading import is_floating, shape_of, size_of
 from ckplan.autodiff.sums import total
+from ckplan.autodiff.uses import uses_of
 from ckplan.display import did_you_mean, shortened
 from ckplan.errors import ModelError, UsageError
 from ckplan.operators.matching import input_of, is_op
@@ -96,8 +98,8 @@ def add_loss(op: Builder, spec: str | None) -> Loss:
             else f"cut the model before its {other}, for example with onnx.utils.extract_model",
         )
     if spec is None:
-        trained = reached_by(op.graph, op.opset_imports, op.graph.initializers.values())
-        return _default(op, main_output(op, [value for value in outputs if value in trained] or outputs))
+        taught = _taught(op)
+        return _default(op, main_output(op, [value for value in outputs if value in taught] or outputs))
     by_name = {str(value.name): value for value in op.graph.outputs}
     if spec in by_name:
         return Loss(_scalar(by_name[spec]), f"the model's output '{spec}'")
@@ -136,7 +138,13 @@ def _learns_from_data(op: Builder, value: ir.Value) -> bool:
     graph = op.graph
     fed = [given for given in graph.inputs if not given.is_initializer()]
     reads_data = not fed or bool(between(graph, fed, [value]))
-    return reads_data and value in reached_by(graph, op.opset_imports, graph.initializers.values())
+    return reads_data and value in _taught(op)
+
+
+def _taught(op: Builder) -> set[ir.Value]:
+    """What depends differentiably on a parameter; the numbers of a formula are none, such as of a perplexity."""
+    held = [value for value in op.graph.initializers.values() if is_floating(value)]
+    return reached_by(op.graph, op.opset_imports, [value for value in held if judge(value, uses_of(value)).trained])
 
 
 def _is_reduced(value: ir.Value) -> bool:

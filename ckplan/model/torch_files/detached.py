@@ -31,6 +31,8 @@ _STEPS = frozenset(
 """Operators by which a quantiser or a choice is made."""
 _FARTHEST = 24
 """How many nodes a quantiser has at most between what it reads and what it makes."""
+_SIZED = frozenset({"Expand", "Reshape", "Slice", "Squeeze", "Tile", "Unsqueeze"})
+"""What is told sizes, which exporters compute of a batch that is free, by as many nodes as there are axes."""
 
 
 def mark_detached(model: ir.Model) -> tuple[str, ...]:
@@ -119,7 +121,7 @@ def _is_quantised(value: ir.Value | None, of: ir.Value | None) -> bool:
             continue
         if is_op(node, _STEPS):
             return True
-        behind.extend(node.inputs)
+        behind.extend(node.inputs[:1] if is_op(node, _SIZED) else node.inputs)
     return False
 
 
