@@ -17,18 +17,19 @@ _PART = 3
 """Letters that a name has to have in order to be taken for a part of another one."""
 
 
-def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
+def did_you_mean(name: str, known: Iterable[str], most: int = 1, ending: str = "") -> str:
     """A question that names what a name that does not exist is a part of, or spelt nearly like; empty if there is none.
 
     Args:
         name: what the user wrote.
         known: the names that there are.
         most: how many of them are named at the most.
+        ending: what all of them end with, which neither ``name`` nor ``known`` have: by it all would be alike.
     """
     names = sorted(set(known))
     longer = sorted((one for one in names if name.lower() in one.lower()), key=len) if len(name) >= _PART else []
     near = longer[:most] or difflib.get_close_matches(name, names, n=most, cutoff=0.5)
-    return f"did you mean {' or '.join(f'`{candidate}`' for candidate in near)}?" if near else ""
+    return f"did you mean {' or '.join(f'`{candidate}{ending}`' for candidate in near)}?" if near else ""
 
 
 def reason_of(error: Exception) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from ckplan import errors
 from ckplan.errors import CkplanError, ModelError
 from ckplan.isolation.evaluate import start
-from ckplan.isolation.folders import no_room, temporary_folder
+from ckplan.isolation.folders import is_temporary, no_room, temporary_folder
 from ckplan.meter.errors import RunFailedError, RunTooLongError
 from ckplan.meter.time_limit import allowed, watched
 from ckplan.operators.sessions import clean, custom_ops
@@ -50,6 +50,8 @@ class Process:
         self._folder = folder
         self._popen = popen
         self._path = path
+        # Where a file of ours lies is nothing to anybody, and it is gone when the message is read.
+        self._called = Path(path).name if is_temporary(Path(path)) else path
         self._late = False
 
     @property
@@ -75,7 +77,7 @@ class Process:
         if not answer:
             self._popen.wait()
             self.result()
-            raise RunFailedError(f"the process that ran `{self._path}` ended early", stderr=self._stderr())
+            raise RunFailedError(f"the process that ran `{self._called}` ended early", stderr=self._stderr())
         return json.loads(answer)
 
     def finish(self) -> None:
@@ -126,7 +128,7 @@ class Process:
         reason = clean(error["message"])
         if error["kind"] == "memory":
             return self._failed(
-                f"out of memory in {stage} of `{self._path}`: {reason}",
+                f"out of memory in {stage} of `{self._called}`: {reason}",
                 "use a smaller batch (--dim), a smaller budget, or a machine with more memory",
             )
         if error["kind"] == "model":
@@ -137,15 +139,15 @@ class Process:
 
             running = "give the sizes that it works with (--dim, --shape), or what it reads (--inputs)"
             hint = loading_advice(reason, ir.load(self._path)) or (running if stage.endswith("run") else CHECK_IT)
-            return ModelError(f"onnxruntime failed in {stage} of `{self._path}`: {reason}", hint)
-        return self._failed(f"{error['type']} in {stage} of `{self._path}`: {reason}")
+            return ModelError(f"onnxruntime failed in {stage} of `{self._called}`: {reason}", hint)
+        return self._failed(f"{error['type']} in {stage} of `{self._called}`: {reason}")
 
     def _crashed(self) -> RunFailedError:
         """The exception for a job that ended without a word."""
         stage, learnt = self._reached()
         if self._late:
             return self._failed(
-                f"{stage} of `{self._path}` takes more than {allowed():g} s",
+                f"{stage} of `{self._called}` takes more than {allowed():g} s",
                 "a model may never end; if this one does, allow it more: --run-limit SECONDS",
                 RunTooLongError,
             )
@@ -162,7 +164,7 @@ class Process:
         killed = code == -getattr(signal, "SIGKILL", 9)
         hint = "this is how the system ends a process when memory runs out: use a smaller batch (--dim)"
         return self._failed(
-            f"the process that ran `{self._path}` {how} in {stage}{resident}{last}",
+            f"the process that ran `{self._called}` {how} in {stage}{resident}{last}",
             hint if killed else "try another onnxruntime version, or --device cpu",
         )
 

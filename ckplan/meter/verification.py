@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckplan.display import shortened
-from ckplan.errors import CkplanError, ModelError
+from ckplan.errors import CkplanError, UsageError
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.isolation.folders import temporary_folder
 from ckplan.meter.compared import Numerics, Timing, Verification
@@ -58,14 +58,14 @@ def verify(
         heap: whether to run the second meter.
 
     Raises:
-        UsageError: an option does not fit the models.
-        ModelError: a file is not a model, onnxruntime does not run it, or the two want different inputs.
+        UsageError: an option does not fit the models, or the two want different inputs.
+        ModelError: a file is not a model, or onnxruntime does not run it.
         EnvironmentUnavailableError: the device is not there; as `RunFailedError`, a process ended early.
     """
     check_options(device, 1 if runs is None else runs, threads)
     models = [read_model(Path(base)), read_model(Path(new))]
     if different := _different_inputs(*models):
-        raise ModelError(
+        raise UsageError(
             f"`{base}` and `{new}` do not take the same inputs: {different}",
             "compare files made from the same model, for the same sizes",
         )

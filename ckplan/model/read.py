@@ -167,7 +167,7 @@ def _check_plausible(file: Path) -> None:
 
 def _near(file: Path) -> str:
     """A question for the ONNX files that lie where a file should be and are called nearly like it."""
-    return did_you_mean(file.name, (path.name for path in file.parent.glob("*.onnx")))
+    return did_you_mean(file.stem, (path.stem for path in file.parent.glob("*.onnx")), ending=".onnx")
 
 
 def _check_graph(model: ir.Model, file: Path) -> None:

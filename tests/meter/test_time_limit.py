@@ -9,6 +9,7 @@ import pytest
 from onnx import helper
 
 from ckplan.errors import UsageError
+from ckplan.isolation.folders import temporary_folder
 from ckplan.meter import RunFailedError, RunTooLongError, measure, run_limit, smallest_arena, verify
 from ckplan.meter.time_limit import allowed, watched
 from tests.cli.test_commands import failure, run
@@ -28,6 +29,11 @@ def test_a_model_that_never_ends_is_given_up(tmp_path: Path) -> None:
     assert "--run-limit" in error.value.hint
     with run_limit(1.0), pytest.raises(RunTooLongError, match="takes more than 1 s"):
         verify(model, model, device="cpu")
+
+
+def test_files_of_ours_are_called_by_their_names() -> None:
+    with temporary_folder() as folder, run_limit(1.0), pytest.raises(RunTooLongError, match=r"of `plain\.onnx`"):
+        measure(endless(folder / "plain.onnx"), device="cpu", runs=1)
 
 
 def test_too_long_is_not_taken_for_too_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

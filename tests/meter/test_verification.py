@@ -214,7 +214,7 @@ def test_a_missing_output_is_a_problem(tmp_path: Path) -> None:
 
 def test_files_with_other_inputs_cannot_be_compared(tmp_path: Path) -> None:
     base, new = scaled(tmp_path / "base.onnx", 2), scaled(tmp_path / "new.onnx", 2, name="w")
-    with pytest.raises(ModelError, match="only one has w, x"):
+    with pytest.raises(UsageError, match="only one has w, x"):
         verify(base, new, device="cpu")
 
 
@@ -223,7 +223,7 @@ def test_of_many_inputs_that_only_one_file_has_some_are_named(tmp_path: Path) ->
     model = onnx.load(base)
     model.graph.input.extend(helper.make_tensor_value_info(f"a{n}", TensorProto.FLOAT, [1]) for n in range(9))
     onnx.save(model, new)
-    with pytest.raises(ModelError, match=r"only one has a0, a1, a2, a3, a4 and 4 more; "):
+    with pytest.raises(UsageError, match=r"only one has a0, a1, a2, a3, a4 and 4 more; "):
         verify(base, new, device="cpu")
 
 
@@ -241,7 +241,7 @@ def test_files_for_other_sizes_or_types_cannot_be_compared(
     x, y = (helper.make_tensor_value_info(name, kind, dims) for name in "xy")
     base, new = scaled(tmp_path / "base.onnx", 2), tmp_path / "new.onnx"
     save(new, [helper.make_node("Tanh", ["x"], ["y"])], [x], [y], [])
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(UsageError, match=told):
         verify(base, new, device="cpu")
 
 

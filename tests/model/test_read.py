@@ -50,6 +50,7 @@ def test_a_file_that_is_called_nearly_so_is_named(tmp_path: Path) -> None:
     (tmp_path / "network.onnx").touch()
     for name in ("netwrok.onnx", "network.onx", "network"):
         assert message(tmp_path / name) == f"no such file: {tmp_path / name}; did you mean `network.onnx`?"
+    assert message(tmp_path / "ten.onnx").endswith("; check the path")  # alike by its ending alone
     assert message(tmp_path / "elsewhere" / "network.onnx").endswith("; check the path")
 
 
