@@ -12,7 +12,7 @@ right here:
 - A workspace that a kernel frees again is in the lifetime high-water only. It is seen when it sets a new
   high-water, which is when it matters to the peak of the total; lesser ones stay unseen. Where a peak is not what
   the file predicts, workspaces are read in an arena that cuts its chunks to size.
-- What kernels that go by indices take outside the allocator (`ckplan.operators.outside`) is added to the figures of
+- What kernels that go by places take outside the allocator (`ckplan.operators.outside`) is added to the figures of
   their steps, by the shapes that the run had. The heap meter sees it by itself.
 """
 
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckplan.meter.device import CUDA
 from ckplan.meter.types import Counters, Steady, Workspace
+from ckplan.operators.outside import INDEX
 from ckplan.planner.timeline import Moment, Timeline
 
 if TYPE_CHECKING:
@@ -57,8 +58,9 @@ def interpret(raw: Mapping[str, Any], facts: FileFacts, fed: int) -> Counters | 
     extra = {workspace.step: workspace.bytes for workspace in workspaces}
     steps = []
     for index in range(count):
-        fresh = requested[index] - before + extra.get(index, 0) + first["outside"][index]
         name = first["name"][index]
+        outside = first["outside"][index] * facts.place_bytes.get(name, INDEX)
+        fresh = requested[index] - before + extra.get(index, 0) + outside
         steps.append(
             Moment(
                 op=name,

@@ -20,7 +20,7 @@ from ckplan.meter.events import read_events
 from ckplan.meter.meter import Figure, Meter
 from ckplan.meter.session import as_array, open_session, step_of
 from ckplan.meter.types import Steady
-from ckplan.operators.outside import index_input, outside_bytes
+from ckplan.operators.outside import index_input, places_outside
 
 if TYPE_CHECKING:
     from ckplan.meter.types import Measurement
@@ -183,8 +183,8 @@ def split_runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, list[Any]]
 
     Returns:
         Columns ``name``, ``op``, ``provider``, ``start`` (microseconds), ``seconds``, ``made`` (element type and
-        shape of each output), ``outside`` (bytes that the kernel took outside the allocator), and the memory counters
-        in bytes (None on versions of onnxruntime before 1.31, which do not tell).
+        shape of each output), ``outside`` (places that the kernel wrote down outside the allocator), and the memory
+        counters in bytes (None on versions of onnxruntime before 1.31, which do not tell).
     """
     runs: list[dict[str, list[Any]]] = []
     current: dict[str, list[Any]] = {}
@@ -212,12 +212,12 @@ def split_runs(events: Iterable[Mapping[str, Any]]) -> list[dict[str, list[Any]]
 
 
 def _outside(arguments: Mapping[str, Any]) -> int:
-    """Bytes that the kernel of an event took outside the allocator."""
+    """Places that the kernel of an event wrote down outside the allocator."""
     op_type, read = arguments.get("op_name", ""), arguments.get("input_type_shape", ())
     place = index_input(op_type)
     if place is None or len(read) <= place or arguments.get("provider", CPU) != CPU:
         return 0
-    return outside_bytes(op_type, next(iter(read[place].values())))
+    return places_outside(op_type, next(iter(read[place].values())))
 
 
 def _producers(channel: Channel, executed: set[str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from ckplan.keys import (
 )
 from ckplan.meter.types import Prediction
 from ckplan.model.metadata import finite, listed_names, told
+from ckplan.operators.outside import INDEX, place_bytes
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -46,6 +47,8 @@ class FileFacts:
         prediction: the peaks that the file promises.
         groups: names of outputs that belong together, as far as the file tells: all gradients, or each kind of moments
             that an optimizer makes of them.
+        place_bytes: what nodes take for each place that they write down outside the allocator, in bytes, by name, where
+            that is not the size of an index.
     """
 
     initializer_bytes: int
@@ -57,6 +60,7 @@ class FileFacts:
     recomputed: frozenset[str]
     prediction: Prediction
     groups: tuple[frozenset[str], ...] = ()
+    place_bytes: Mapping[str, int] = field(default_factory=dict)
 
     def is_backward(self, node: str) -> bool:
         """Whether an executed node belongs to the backward pass; nodes that optimisers made are told by their names."""
@@ -95,6 +99,7 @@ def file_facts(model: ir.Model) -> FileFacts:
         if value.name and node is not None:
             producers[value.name] = names.get(node, "")
     forward, backward, recomputed = set(), set(), set()
+    places: dict[str, int] = {}
     for node in _all_nodes(model.graph):
         if not node.name:
             continue
@@ -105,6 +110,8 @@ def file_facts(model: ir.Model) -> FileFacts:
             backward.add(node.name)
         if RECOMPUTE_MARK in node.name or RECOMPUTE_OF in node.metadata_props:
             recomputed.add(node.name)
+        if (size := place_bytes(node)) != INDEX:
+            places[node.name] = size
     overridable = [model.graph.initializers.get(value.name or "") for value in model.graph.inputs]
     return FileFacts(
         initializer_bytes=_initializer_bytes(model.graph),
@@ -122,6 +129,7 @@ def file_facts(model: ir.Model) -> FileFacts:
             _bytes(told(model.metadata_props, PLAN).get("order_peak_activations")),
         ),
         groups=_groups(model),
+        place_bytes=places,
     )
 
 

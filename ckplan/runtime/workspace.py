@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.operators.matching import input_of, is_op
-from ckplan.operators.outside import index_input, outside_bytes
+from ckplan.operators.outside import index_input, place_bytes, places_outside
 from ckplan.operators.table import operator_of
 from ckplan.planner.arena import chunk_size
 from ckplan.planner.problem import Mark, Piece
@@ -83,7 +83,7 @@ def outside_of(node: ir.Node) -> int:
     place = index_input(node.op_type)
     value = input_of(node, place) if place is not None else None
     shape = None if value is None else dimensions_of(value)
-    return 0 if shape is None else outside_bytes(node.op_type, shape)
+    return 0 if shape is None else place_bytes(node) * places_outside(node.op_type, shape)
 
 
 def _tensors(node: ir.Node, threads: int) -> list[int]:

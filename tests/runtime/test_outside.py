@@ -12,6 +12,7 @@ import pytest
 from onnx import helper
 
 from ckplan.isolation.arrays import save_arrays
+from ckplan.meter import measure
 from ckplan.meter.process import run_job
 from ckplan.runtime.cpu import CPU
 
@@ -20,6 +21,8 @@ TABLE = np.ones((ROWS, WIDTH), np.float32)
 ELEMENTS = np.zeros((ROWS, WIDTH), np.int64)
 TUPLES = np.zeros((ROWS, 1), np.int64)
 IMAGES = np.arange(8 * 16 * 32 * 32, dtype=np.float32).reshape(8, 16, 32, 32)
+GRID = np.random.default_rng(0).uniform(-1, 1, (8, 40, 50, 2)).astype(np.float32)
+VOLUME = np.random.default_rng(0).uniform(-1, 1, (8, 16, 8, 8, 16)).astype(np.float32)
 SMALL = 16 * 1024
 """What the heap holds of a run beside values: frames, the interpreter."""
 
@@ -36,6 +39,11 @@ CASES: dict[str, tuple[str, list[np.ndarray], dict[str, Any], int]] = {
     "elements read": ("GatherElements", [TABLE, ELEMENTS], {}, 0),
     "slices read": ("Gather", [TABLE, TUPLES], {}, 0),
     "ones": ("OneHot", [ELEMENTS, np.array(3), np.array([0, 1], np.float32)], {}, ELEMENTS.nbytes),
+    "sampled": ("GridSample", [IMAGES, GRID], {}, 56 * 40 * 50),
+    "sampled in double precision": ("GridSample", [IMAGES.astype(float), GRID.astype(float)], {}, 72 * 40 * 50),
+    "sampled beyond the border": ("GridSample", [IMAGES, GRID], {"padding_mode": "border"}, 0),
+    "sampled by cubes": ("GridSample", [IMAGES, GRID], {"mode": "cubic"}, 0),
+    "sampled in a volume": ("GridSample", [VOLUME, np.zeros((8, 4, 20, 25, 3), np.float32)], {}, 0),
     "unpooled": ("MaxUnpool", [IMAGES, IMAGES.astype(np.int64)], {"kernel_shape": [2, 2], "strides": [2, 2]}, 0),
 }
 
@@ -65,3 +73,5 @@ def test_is_what_the_heap_shows(case: str, tmp_path: Path) -> None:
     assert CPU.outside(node) == expected
     assert CPU.workspace(node, 1) == 0
     assert expected <= seen <= expected + SMALL
+    found = measure(tmp_path / "probe.onnx", device="cpu", runs=1, threads=1, heap=False)
+    assert found.peak_activations == expected
