@@ -16,8 +16,16 @@ from ckplan.model.nested_graphs import all_nodes, graphs_in
 _SEEDED = {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 """ONNX's operators that draw, but for Dropout, whose training form is another (`ckplan.autodiff.training_mode`)."""
 
+NEWEST_GENERATORS = 21
+"""The newest operator set in which onnxruntime 1.31 has kernels of these operators; of Dropout it has newer ones."""
+
 _SEEDS = 1 << 24
 """Some seeds are float32 attributes: whole numbers below this are exact."""
+
+
+def is_generator(node: ir.Node) -> bool:
+    """Whether a node is one of ONNX's that draw, a Dropout apart."""
+    return node.op_type in _SEEDED and not node.domain
 
 
 def seed_of(name: str) -> int:
@@ -29,7 +37,7 @@ def give_seeds(model: ir.Model) -> list[str]:
     """Give a seed to each node that draws and has none, in place, bodies included; a note if there were any."""
     seeded = []
     for node in model.graph.all_nodes():
-        if node.op_type in _SEEDED and not node.domain and "seed" not in node.attributes:
+        if is_generator(node) and "seed" not in node.attributes:
             node.attributes.add(ir.AttrFloat32("seed", float(seed_of(str(node.name)))))
             seeded.append(str(node.name))
     told = f"{len(seeded)} node(s) that draw random numbers get a seed, so that all files draw alike"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
@@ -14,6 +15,7 @@ from ckplan.keys import CONSTANT
 from ckplan.model.converted import mark_versions, put_right
 from ckplan.model.function_constants import share_constants
 from ckplan.model.function_opsets import level_functions, refusal_of_several
+from ckplan.model.generators import NEWEST_GENERATORS, is_generator
 from ckplan.model.validity import check_calls
 from ckplan.operators.gradients import find
 from ckplan.operators.matching import is_op
@@ -157,6 +159,18 @@ def _label_for_pools(model: ir.Model) -> None:
     nodes = (node for node in model.graph.all_nodes() if is_op(node, _POOLS))
     if any(node.attributes.get_int("ceil_mode", 0) for node in nodes):
         raise_opset(model.graph, _POOLS_OPSET)
+
+
+def may_raise(graph: ir.Graph, functions: Iterable[ir.Function], version: int) -> bool:
+    """Whether onnxruntime has a kernel of all that a graph holds when it is labelled with a version.
+
+    Args:
+        graph: the main graph.
+        functions: those that its nodes call.
+        version: of the default operator set.
+    """
+    scopes: tuple[ir.Graph | ir.Function, ...] = (graph, *functions)
+    return version <= NEWEST_GENERATORS or not any(is_generator(node) for one in scopes for node in one.all_nodes())
 
 
 def raise_opset(graph: ir.Graph, version: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ckplan.autodiff import TrainingGraph
-from tests.autodiff.gradcheck import values
+from tests.autodiff.gradcheck import onnxruntime_run, values
 from tests.autodiff.written_formulas import between_products, forward_operators, results_of
 
 FED = (2, 3, 4)
@@ -99,6 +99,23 @@ def test_what_somebody_knows_inside_stays(outputs: str, options: dict[str, Any])
 def test_the_graph_belongs_to_an_operator_set_that_has_the_operator() -> None:
     centred, plain = (graph(nodes["torch"]).model.graph.opset_imports[""] for nodes in (WRITTEN, WITHOUT_A_MEAN))
     assert (centred, plain) == (21, 23)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "options"),
+    [
+        ("t = Dropout(h) ", {"training": True}),
+        ("o = RandomNormalLike <seed = 3.0> (h) t = Add(h, o) ", {}),
+    ],
+)
+def test_a_graph_that_draws_stays_in_an_operator_set_with_kernels_of_what_draws(
+    drawn: str, options: dict[str, Any]
+) -> None:
+    nodes = drawn + WITHOUT_A_MEAN["torch"].replace("(h", "(t")
+    training = graph(nodes, "float", **options)
+    assert training.model.graph.opset_imports[""] == 21
+    assert "gain" in training.gradients
+    assert np.isfinite(onnxruntime_run(training.model, {"x": values(*FED).astype(np.float32)})[training.loss])
 
 
 def test_what_the_gradient_reads_is_the_tensor_itself() -> None:

@@ -112,6 +112,8 @@ LEFT_ALONE = {
     "halves by angles of neighbours": tables(LENGTH, SIZE, neighbours=True) + SLICED + WHOLE,
     "pairs that are not neighbours": tables(LENGTH, SIZE, neighbours=True) + SLICED + STACKED,
     "the second half first": tables(LENGTH, SIZE) + SPLIT.replace("a, b", "b, a") + WHOLE,
+    # From operator set 22 on onnxruntime has no kernels of what draws.
+    "a graph that draws": SPLIT + HALVES.replace("y =", "z =") + " o = RandomNormalLike<seed = 3.0>(z) y = Add(z, o)",
     "what is inside is read elsewhere": tables(LENGTH, SIZE) + SLICED + WHOLE.replace("y =", "z =") + " y = Add(z, r)",
     "angles of heads": tables(1, 1, LENGTH, SIZE)
     + "of_heads = Expand(cos, for_heads) "

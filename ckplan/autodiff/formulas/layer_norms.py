@@ -27,7 +27,7 @@ from ckplan.autodiff.formulas.polynomials import Polynomial, applied, is_same, n
 from ckplan.autodiff.formulas.replacement import TYPES, is_private, nodes_inside, reduced_axis, replace_formula
 from ckplan.autodiff.losses.head import SHAPE_ONLY, before_reshapes
 from ckplan.autodiff.reading import dtype_of, shape_of, size_of
-from ckplan.model.opset import raise_opset
+from ckplan.model.opset import may_raise, raise_opset
 from ckplan.operators.matching import is_op
 
 _MEANS: Mapping[int, Polynomial] = {0: number(1.0), 1: quantity("mean"), 2: quantity("square")}
@@ -75,7 +75,8 @@ class _Written:
 def join_layer_norms(op: Builder, held: Container[ir.Value], is_constant: Callable[[ir.Value], bool]) -> list[ir.Value]:
     """Make one LayerNormalization or RMSNormalization of each that is written out along the last axis.
 
-    A graph that gets one of the second kind belongs to the first operator set with it from then on.
+    A graph that gets one of the second kind belongs to the first operator set with it from then on. In one that draws
+    random numbers those stay as they are: there is no kernel in that set for what draws.
 
     Args:
         op: builder of the forward graph.
@@ -87,9 +88,13 @@ def join_layer_norms(op: Builder, held: Container[ir.Value], is_constant: Callab
     """
     affine: list[ir.Value] = []
     made: set[str] = set()
+    has_plain = may_raise(op.graph, op.functions.values(), _OPSET)
     for root in [node for node in op.graph if is_op(node, "Sqrt")]:
         found = _written(root, held, is_constant)
         if found is None:
+            continue
+        affine += [value for part in (found.scale, found.shift) if part is not None for value in _stored(part)]
+        if found.op_type == _PLAIN and not has_plain:
             continue
         size = shape_of(found.x)[-1]
         scale = found.scale or op.constant(np.ones(size, dtype_of(found.x)))
@@ -98,7 +103,6 @@ def join_layer_norms(op: Builder, held: Container[ir.Value], is_constant: Callab
         attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", found.epsilon)]
         replace_formula(op.graph, found.nodes, found.last, found.op_type, [found.x, *parts], attributes)
         made.add(found.op_type)
-        affine += [value for part in (found.scale, found.shift) if part is not None for value in _stored(part)]
     if _PLAIN in made:
         raise_opset(op.graph, _OPSET)
     return affine

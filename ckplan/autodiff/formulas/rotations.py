@@ -22,7 +22,7 @@ from ckplan.autodiff.losses.head import before_reshapes
 from ckplan.autodiff.paths import depends
 from ckplan.autodiff.reading import attr_int, required_input, shape_of
 from ckplan.model.node_reads import fixed_integers
-from ckplan.model.opset import raise_opset
+from ckplan.model.opset import may_raise, raise_opset
 from ckplan.operators.matching import is_op, made_by
 
 _OPERATOR = "RotaryEmbedding"
@@ -33,13 +33,16 @@ _OPSET = 23
 def join_rotations(op: Builder, held: Collection[ir.Value], left_out: Collection[ir.Value]) -> None:
     """Make one RotaryEmbedding of each rotation that is written out and whose tables get no gradients.
 
-    A graph that gets such a node belongs to the first operator set with it from then on.
+    A graph that gets such a node belongs to the first operator set with it from then on. In one that draws random
+    numbers rotations stay as they are: there is no kernel in that set for what draws.
 
     Args:
         op: builder of the forward graph.
         held: values that gradients are asked for, or that are differentiated: none of them is inside.
         left_out: parameters whose numbers may be others by and by.
     """
+    if not may_raise(op.graph, op.functions.values(), _OPSET):
+        return
     unknown = {*held, *left_out}
     for last in [node for node in op.graph if is_op(node, ("Add", "Concat", "Reshape"))]:
         y = last.outputs[0]

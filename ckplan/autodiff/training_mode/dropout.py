@@ -15,11 +15,8 @@ from ckplan.autodiff.composites import outline
 from ckplan.autodiff.presence import there
 from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of
 from ckplan.errors import ModelError
-from ckplan.model.generators import seed_of
+from ckplan.model.generators import NEWEST_GENERATORS, seed_of
 from ckplan.operators.matching import input_of
-
-_LAST_GENERATORS = 22
-"""From this opset on, onnxruntime 1.31 has no kernels of RandomUniform and its like."""
 
 
 def dropout(op: Builder, node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
@@ -71,7 +68,7 @@ def _draw(op: Builder, x: ir.Value, ratio: Operand, seed: int) -> ir.Value:
     next seed; a generator that goes on where it stopped is better.
     """
     single = ir.DataType.FLOAT
-    if op.opset_imports[""] < _LAST_GENERATORS:
+    if op.opset_imports[""] <= NEWEST_GENERATORS:
         return op.GreaterOrEqual(op.RandomUniformLike(x, dtype=single, seed=float(seed)), ratio)
     ones = op.expand(op.Cast(there(op, x), to=single), shape_of(x))
     left, mask = op.Dropout(ones, ratio, np.asarray(True), seed=seed, _outputs=2)
