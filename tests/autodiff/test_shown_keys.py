@@ -41,6 +41,10 @@ FORMS = {
             "low": np.asarray(-np.inf),
         },
     ),
+    "one of a pile": (
+        "one = Slice(pile, second, third, first) m = Add(s, one) p = Softmax<axis=-1>(m)",
+        {"pile": np.stack([LARGE, LARGE]), **{n: np.asarray([i]) for i, n in enumerate(("first", "second", "third"))}},
+    ),
     "without nan": (
         "m = Where(causal, s, low) r = Softmax<axis=-1>(m) n = IsNaN(r) p = Where(n, zero, r)",
         {"causal": CAUSAL, "low": np.asarray(-np.inf), "zero": np.asarray(0.0)},
@@ -70,6 +74,15 @@ WHOLE = {
     "what is subtracted may hide": (
         "n = Sub(s, more) m = Add(n, mask) p = Softmax<axis=-1>(m)",
         {"mask": LARGE, "more": -LARGE[:, ::-1]},
+    ),
+    "counted over a pile": (
+        "n = ReduceSum<keepdims=0>(pile, first) e = Equal(n, one) m = Where(e, low, s) p = Softmax<axis=-1>(m)",
+        {
+            "pile": np.stack([np.tril(CAUSAL, -1) * 1.0] * 2),
+            "first": np.asarray([0]),
+            "one": np.asarray(1.0),
+            "low": LOW,
+        },
     ),
     "hidden before a function": ("m = Add(s, mask) t = Tanh(m) p = Softmax<axis=-1>(t)", {"mask": LARGE}),
     "zeros do not stay": (

@@ -8,9 +8,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.reading import required_input, size_of
+from ckplan.autodiff.reading import required_input, shape_of, size_of
 from ckplan.model.node_evaluation import evaluated
 from ckplan.operators.matching import is_op
+from ckplan.operators.table import ELEMENTWISE
 
 Fixed = Callable[[ir.Value | None], np.ndarray | None]
 """Tells what the file fixes a value to; None where anything else counts."""
@@ -47,9 +48,13 @@ def fixed_arrays(op: Builder, held: Container[ir.Value]) -> Fixed:
             return None
         operands: list[np.ndarray | None] = []
         for read in node.inputs:
-            operands.append(fixed(read, steps - 1))
-            if read is not None and operands[-1] is None:
+            known_once = fixed(read, steps - 1)
+            if read is not None and known_once is None:
                 return None
+            if read is None or known_once is None or node.op_type in ELEMENTWISE:
+                operands.append(known_once)
+            else:  # it may take an axis apart, or count along it
+                operands.append(np.broadcast_to(known_once, shape_of(read)))
         made = evaluated(node, operands, op.opset_imports[""]) if any(one is not None for one in operands) else None
         return None if made is None else made[0]
 
@@ -59,8 +64,8 @@ def fixed_arrays(op: Builder, held: Container[ir.Value]) -> Fixed:
 def _once(array: np.ndarray) -> np.ndarray:
     """An array of which axes before the last two have one element if all along them is the same."""
     for axis in range(array.ndim - 2):
-        first = array.take([0], axis)
-        if array.shape[axis] > 1 and np.array_equal(np.broadcast_to(first, array.shape), array):
+        first = array.take([0], axis) if array.shape[axis] > 1 else array
+        if np.array_equal(np.broadcast_to(first, array.shape), array):
             array = first
     return array
 
