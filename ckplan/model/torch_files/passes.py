@@ -19,6 +19,7 @@ import onnx_ir as ir
 from ckplan.model.torch_files.constrained import keep_forms
 from ckplan.model.torch_files.default_exporter import read_signature
 from ckplan.model.torch_files.detached import mark_detached
+from ckplan.model.torch_files.frozen_bins import freeze_bins
 from ckplan.model.torch_files.frozen_norms import freeze_norms
 from ckplan.model.torch_files.looked_up import join_looked_up
 from ckplan.model.torch_files.loss_weights import freeze_loss_weights
@@ -47,6 +48,7 @@ PASSES: tuple[Callable[[ir.Model], tuple[str, ...]], ...] = (
     separate_merged,
     # Buffers that look like parameters, before anything is computed of them.
     freeze_norms,
+    freeze_bins,
     freeze_ones,
     freeze_loss_weights,
     # Two tensors that are one parameter.
