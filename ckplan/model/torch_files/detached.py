@@ -144,8 +144,13 @@ def hand_on(node: ir.Node) -> None:
             _mark(use.node, use.idx)
 
 
+def mark(node: ir.Node, indices: list[int]) -> None:
+    """Say at which inputs of a node gradients stop, and at no others."""
+    node.metadata_props[keys.DETACHED] = json.dumps(indices)
+
+
 def _mark(node: ir.Node, index: int) -> None:
-    node.metadata_props[keys.DETACHED] = json.dumps(sorted({*detached_inputs(node), index}))
+    mark(node, sorted({*detached_inputs(node), index}))
 
 
 def _read_from_outside(nodes: list[ir.Node]) -> Iterator[tuple[ir.Node, int, ir.Value]]:

@@ -25,7 +25,7 @@ from ckplan.model.torch_files.looked_up import join_looked_up
 from ckplan.model.torch_files.loss_weights import freeze_loss_weights
 from ckplan.model.torch_files.masked_weights import keep_masks
 from ckplan.model.torch_files.merged_constants import freeze_ones
-from ckplan.model.torch_files.merged_detached import merged_detached_notes
+from ckplan.model.torch_files.merged_detached import separate_merged_detached
 from ckplan.model.torch_files.no_grad_blocks import no_grad_notes
 from ckplan.model.torch_files.old_exporter import folded_notes, separate_merged
 from ckplan.model.torch_files.own_gradients import own_gradient_notes
@@ -64,7 +64,7 @@ PASSES: tuple[Callable[[ir.Model], tuple[str, ...]], ...] = (
     # Where the module lets no gradient through.
     mark_padding,
     mark_detached,
-    merged_detached_notes,
+    separate_merged_detached,
     no_grad_notes,
     own_gradient_notes,
 )
