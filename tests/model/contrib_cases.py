@@ -277,6 +277,7 @@ GROUPED = [
     _grouped("padded, packed", lengths=(3, 1), packed=True, past=False),
     _grouped("padded, rotary", lengths=(2, 3), more=[np.cos(_ANGLES), np.sin(_ANGLES)], do_rotary=1),
     _grouped("padded, window", lengths=(4, 3), local_window_size=2),
+    _grouped("padded, a window in the padding", lengths=(1, 2), local_window_size=2),
     _grouped("padded, smooth", lengths=(2, 4), smooth_softmax=1),
     _grouped("softcap", softcap=2.0),
     _grouped("window", local_window_size=2),

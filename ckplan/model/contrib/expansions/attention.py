@@ -166,7 +166,21 @@ def attend(
         scores = e.Add(scores, key_mask(e, lengths, shape, scores, -math.inf))
     probabilities = softmax_with_sink(e, scores, shape)
     y = e.MatMul(e.reshape(probabilities, [batch, groups, heads // groups * length, keys]), v)
-    return e.reshape(y, [batch, heads, length, e.shape(v)[-1]])
+    y = e.reshape(y, [batch, heads, length, e.shape(v)[-1]])
+    return y if lengths is None or not 0 < window < length else _of_shown(e, y, lengths, window)
+
+
+def _of_shown(e: Emitter, y: ir.Value, lengths: ir.Value, window: int) -> ir.Value:
+    """Put zeros where a query's window lies in the padding: a softmax of nothing has every key.
+
+    So does onnxruntime, but for those of a softcap, a bias or a sink, where such a query sees keys before its window.
+    """
+    batch, _, length, _ = e.shape(y)
+    assert lengths.dtype is not None
+    assert y.dtype is not None
+    first = np.arange(1 - window, length + 1 - window, dtype=lengths.dtype.numpy()).reshape(1, 1, length, 1)
+    is_shown = e.Less(e.literal(first), e.reshape(lengths, [batch, 1, 1, 1]))
+    return e.Where(is_shown, y, np.zeros((), y.dtype.numpy()))  # type: ignore[no-any-return]
 
 
 def _heads_first(e: Emitter, value: ir.Value, heads: int) -> ir.Value:
