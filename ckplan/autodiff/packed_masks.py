@@ -15,12 +15,9 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import FORWARD, Builder
 from ckplan.autodiff.reading import shape_of, size_of
-from ckplan.autodiff.regions import BITS, Region
+from ckplan.autodiff.regions import BITS, SMALLEST_MASK, Region
 from ckplan.keys import ONCE, PHASE
 from ckplan.model.traits import why_only_once
-
-_SMALLEST = 1024
-"""Elements of a mask below which it stays as it is: its nodes would take more time than it is worth."""
 
 _POWERS = np.left_shift(1, np.arange(BITS)).astype(np.uint8)
 """The byte in which each bit stands alone."""
@@ -55,7 +52,7 @@ def _is_kept(node: ir.Node, value: ir.Value) -> bool:
     if value.shape is None or not value.shape.is_static():  # what a Loop stacks whose steps the data count
         return False
     is_read = any(_phase(reader) == "backward" for reader in value.consumers())
-    return is_read and size_of(value) >= _SMALLEST and bool(why_only_once(node))
+    return is_read and size_of(value) >= SMALLEST_MASK and bool(why_only_once(node))
 
 
 def _title(node: ir.Node) -> str:

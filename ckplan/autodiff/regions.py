@@ -27,6 +27,9 @@ _BY_NUMBER: tuple[Kind, ...] = ("loss", "attention")
 BITS = 8
 """Elements of a mask in a byte: the only pieces that masks go into."""
 
+SMALLEST_MASK = 1024
+"""Elements of a mask below which it stays as it is: its nodes would take more time than it is worth."""
+
 _TWICE = "x2"
 """What stands behind a number of pieces that go through their logits twice."""
 
@@ -35,7 +38,7 @@ _REASONS = {
     "attention": "no softmax of scores stands between two products with nothing else reading it",
     "tokens": "no stretch works token by token with more inside than at its ends",
     "batch": "nothing that is heavy works sample by sample, as far as is known",
-    "masks": "no Dropout draws a mask that the backward pass reads",
+    "masks": f"no Dropout draws a mask of {SMALLEST_MASK} elements or more that the backward pass reads",
 }
 
 
