@@ -46,6 +46,7 @@ from ckplan.model.torch_files.exporter_metadata import (
     parameters_of,
 )
 from ckplan.model.torch_files.old_exporter import COMPUTED, LAYERS
+from ckplan.operators.matching import input_of, is_op
 
 _WEIGHT = re.compile(
     r"(.*[._/])?((?P<matrix>weights?|kernel|filters?|embeddings?)|bias(es)?|gamma|beta|lora_[ab])"
@@ -325,11 +326,18 @@ def _is_data(value: ir.Value) -> bool:
     return bool(uses) and all(
         index == 0
         and (
-            (node.op_type in _LAYERS and node.inputs[1] is not None and node.inputs[1].is_initializer())
+            (node.op_type in _LAYERS and _is_held(node.inputs[1]))
             or (node.op_type in VIEWS and _is_data(node.outputs[0]))
         )
         for node, index in uses
     )
+
+
+def _is_held(value: ir.Value | None) -> bool:
+    """Whether the file holds a value, or what it is a view of: exporters turn a layer's weight in nodes, too."""
+    while value is not None and is_op(node := value.producer(), VIEWS):
+        value = input_of(node, 0)
+    return value is not None and value.is_initializer()
 
 
 def _is_one_of_a_series(value: ir.Value) -> bool:

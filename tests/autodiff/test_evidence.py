@@ -219,7 +219,10 @@ def test_weights_of_a_frozen_module_are_constant_nodes() -> None:
     assert set(build_training_graph(model, loss="loss").gradients) == {"weight"}
 
 
-@pytest.mark.parametrize(("nodes", "is_trained"), [("p = MatMul(c, w)", False), ("p = MatMul(w, c)", True)])
+@pytest.mark.parametrize(
+    ("nodes", "is_trained"),
+    [("p = MatMul(c, w)", False), ("t = Transpose(w) p = MatMul(c, t)", False), ("p = MatMul(w, c)", True)],
+)
 def test_a_constant_node_that_a_layer_multiplies_by_its_weight_is_data(nodes: str, is_trained: bool) -> None:
     """As coordinates of which a module computes a bias for each pair of positions."""
     text = f"g (double[8,8] x) => (double loss) {{ {nodes} y = Mul(p, x) loss = ReduceSumSquare <keepdims = 0> (y) }}"
