@@ -162,7 +162,7 @@ def test_a_file_that_needs_another_region_than_expected_does_not_take_the_plan_f
 def test_auto_refuses_no_budget_that_another_strategy_keeps_to() -> None:
     """The file of what takes least is expected to take almost twice as much, and another plan to keep to the budget."""
     step = ckplan.open_model(SAMPLES / "mlp.onnx", optimizer="adamw", dims={"batch": 16384})
-    budget = int(0.59 * step.footprint.total)
+    budget = int(0.6 * step.footprint.total)
     for strategy in ("evict", "auto"):
         assert ckplan.rewrite(step, strategy=strategy, budget=budget, of="total").footprint.total <= budget
 

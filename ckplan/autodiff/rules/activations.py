@@ -24,6 +24,7 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_float, attr_str, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.batch_norm import affine
+from ckplan.autodiff.rules.number_blocks import by_blocks
 from ckplan.keys import PHASE
 from ckplan.model.traits import is_backward
 from ckplan.operators.matching import input_of, is_op
@@ -160,14 +161,19 @@ def hard_sigmoid(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 @rule("HardSwish")
 def hard_swish(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative x / 3 + 1/2 where |x| < 3, 0 below and 1 above: what x is there, less half of it at either end."""
-    x = required_input(node, 0)
+    x, g = required_input(node, 0), dy[0]
+    assert g is not None
     if x.dtype == ir.DataType.FLOAT:
-        cut = op.Clip(x, -3.0, 3.0)
-        bend = op.Sub(cut, op.Shrink(cut, lambd=float(np.nextafter(np.float32(3), np.float32(0))), bias=1.5))
-        return [op.Mul(dy[0], op.Add(op.Mul(bend, 1 / 3), 0.5))]
+        return [by_blocks(op, node, _hard_swish, x, g)]
     inside = positive(op, op.Sub(3.0, op.Abs(x)))
     bend = op.Mul(op.Mul(inside, x), 1 / 6)
     return [op.Mul(dy[0], op.Add(op.HardSigmoid(x, alpha=1 / 6, beta=0.5), bend))]
+
+
+def _hard_swish(op: Builder, x: ir.Value, g: ir.Value) -> ir.Value:
+    cut = op.Clip(x, -3.0, 3.0)
+    bend = op.Sub(cut, op.Shrink(cut, lambd=float(np.nextafter(np.float32(3), np.float32(0))), bias=1.5))
+    return op.Mul(g, op.Add(op.Mul(bend, 1 / 3), 0.5))
 
 
 @rule("Sigmoid")
@@ -200,12 +206,15 @@ def softsign(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 @rule("Swish")
 def swish(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Derivative s (1 + alpha x (1 - s)) with s = sigmoid(alpha x)."""
-    x = required_input(node, 0)
-    alpha = attr_float(node, "alpha", 1.0)
-    scaled = op.scale(x, alpha)
-    s = op.Sigmoid(scaled)
-    outer = op.Mul(dy[0], s)
-    return [op.Mul(outer, op.Add(op.Mul(op.Sub(1.0, s), scaled), 1.0))]
+    alpha, g = attr_float(node, "alpha", 1.0), dy[0]
+    assert g is not None
+
+    def formula(op: Builder, x: ir.Value, g: ir.Value) -> ir.Value:
+        scaled = op.scale(x, alpha)
+        s = op.Sigmoid(scaled)
+        return op.Mul(op.Mul(g, s), op.Add(op.Mul(op.Sub(1.0, s), scaled), 1.0))
+
+    return [by_blocks(op, node, formula, required_input(node, 0), g)]
 
 
 @rule("Gelu", factor="pass")
@@ -215,17 +224,18 @@ def gelu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     With u = x / sqrt(2) it is (sqrt(pi) / 2 (1 + erf(u)) + u / exp(u^2)) / sqrt(pi). The last factor waits for the next
     product. Where exp(u^2) is infinite, the quotient is the zero that it has to be.
     """
-    x = required_input(node, 0)
+    x, g = required_input(node, 0), dy[0]
+    assert g is not None
     if attr_str(node, "approximate", "none") == "tanh":
-        return [_gelu_tanh(op, x, dy[0])]
+        return [by_blocks(op, node, _gelu_tanh, x, g)]
     u = op.Mul(x, math.sqrt(0.5))
     density = op.Div(u, op.Exp(op.Mul(u, u)))
     below = _affine(op, op.Erf(u), math.sqrt(math.pi) / 2, math.sqrt(math.pi) / 2)
     op.factor /= math.sqrt(math.pi)
-    return [op.Mul(dy[0], op.Add(density, below))]
+    return [op.Mul(g, op.Add(density, below))]
 
 
-def _gelu_tanh(op: Builder, x: ir.Value, g: ir.Value | None) -> ir.Value:
+def _gelu_tanh(op: Builder, x: ir.Value, g: ir.Value) -> ir.Value:
     """The approximation is x s with s = sigmoid(v), v = x (2c + 2c k x^2); its derivative s (1 + (1 - s) x v').
 
     In this order four tensors of the size of x live at a time. The two squares are made in different ways, as

@@ -19,6 +19,7 @@ from ckplan.autodiff.formulas.replacement import is_private
 from ckplan.autodiff.paths import discard
 from ckplan.autodiff.reading import dtype_of, required_input
 from ckplan.autodiff.registry import rule
+from ckplan.autodiff.rules.number_blocks import by_blocks
 from ckplan.operators.matching import is_op
 
 _LIMIT = 20.0
@@ -76,7 +77,11 @@ def _powers(op: Builder, x: ir.Value, limit: float) -> tuple[ir.Value, ir.Value]
 @rule("Mish")
 def mish(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Reads x."""
-    x = required_input(node, 0)
+    assert dy[0] is not None
+    return [by_blocks(op, node, _gradient, required_input(node, 0), dy[0])]
+
+
+def _gradient(op: Builder, x: ir.Value, g: ir.Value) -> ir.Value:
     limit = _LIMIT_OF_GRADIENT if dtype_of(x).itemsize >= 4 else _LIMIT_OF_HALF
     n, power = _powers(op, x, limit)
     # Cut, for a large x would be more than the quotient makes up for; by another operator than before, so that what it
@@ -84,4 +89,4 @@ def mish(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     bend = op.Mul(op.Sub(n, power), op.Min(x, limit))
     whole = op.Add(n, 2.0)
     bend = op.Mul(op.Div(bend, whole), 4.0)
-    return [op.Mul(dy[0], op.Div(op.Add(bend, n), whole))]
+    return op.Mul(g, op.Div(op.Add(bend, n), whole))

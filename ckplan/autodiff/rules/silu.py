@@ -26,6 +26,7 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.reading import attr_float, is_floating, is_read_once, required_input, shape_of, sole_reader
 from ckplan.autodiff.registry import rule
+from ckplan.autodiff.rules.number_blocks import by_blocks
 from ckplan.operators.matching import is_op
 
 
@@ -82,9 +83,13 @@ def _outline(op: Builder, x: ir.Value, nodes: list[ir.Node], slope: float, held:
 @rule("SiLU", domain=DOMAIN)
 def silu(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     """Reads s and y."""
-    y, gate = node.outputs[:2]
-    bend = op.Mul(op.scale(y, attr_float(node, "slope", 1.0)), op.Sub(1.0, gate))
-    return [op.Mul(dy[0], op.Add(gate, bend))]
+    y, gate, slope, g = *node.outputs[:2], attr_float(node, "slope", 1.0), dy[0]
+    assert g is not None
+
+    def formula(op: Builder, y: ir.Value, gate: ir.Value, g: ir.Value) -> ir.Value:
+        return op.Mul(g, op.Add(gate, op.Mul(op.scale(y, slope), op.Sub(1.0, gate))))
+
+    return [by_blocks(op, node, formula, y, gate, g)]
 
 
 @rule("GatedSiLU", domain=DOMAIN)
