@@ -28,6 +28,9 @@ _BY_TUPLE = {"GatherND": 1, "ScatterND": 1}
 _BY_SAMPLE = {"GridSample": 1}
 """The same for operators whose tuples are those of samples, which they go through one after the other."""
 
+_OF_PLANES = 4
+"""Axes of the tuples of planes: in volumes, these operators write nothing down."""
+
 _LINEAR = ("", "bilinear", "linear")
 """What the mode of a GridSample is called; empty for the default."""
 
@@ -50,7 +53,7 @@ def places_outside(op_type: str, indices: Sequence[int]) -> int:
     if index_input(op_type) is None:
         return 0
     if op_type in _BY_SAMPLE:
-        return math.prod(indices[1:-1])
+        return math.prod(indices[1:-1]) if len(indices) == _OF_PLANES else 0
     return math.prod(indices[:-1] if op_type in _BY_TUPLE else indices)
 
 
@@ -59,9 +62,8 @@ def place_bytes(node: ir.Node) -> int:
     if node.op_type not in _BY_SAMPLE:
         return INDEX
     mode, padding = (node.attributes.get_string(name, "") for name in ("mode", "padding_mode"))
-    image = node.inputs[0]
-    plane = image is not None and (image.shape is None or len(image.shape) == _CORNERS)
-    if node.domain or not (plane and mode in _LINEAR and padding in ("", "zeros")):
+    if node.domain or mode not in _LINEAR or padding not in ("", "zeros"):
         return 0
+    image = node.inputs[0]
     size = 4 if image is None or image.dtype is None else image.dtype.itemsize
     return _PLACE + _CORNERS * int(size)
