@@ -245,7 +245,7 @@ def fit(
         dim: the dimension; by default the only free one, or the batch.
         strategy: how to plan: a strategy, or text as on the command line.
         overhead: extra compute that a plan may cost: a ratio, or text: ``"25%"``.
-        seconds: how long to search for each plan.
+        seconds: how long to search, for all sizes together.
         options: see `open_model`; ``dims`` has the sizes of other dimensions.
 
     Raises:

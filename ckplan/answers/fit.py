@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,6 +22,9 @@ from ckplan.units import format_bytes
 
 _LARGEST = 2**20
 """Largest size that is tried."""
+
+_SHARE = 0.25
+"""Ratio of the time for all sizes that the search for one plan may take."""
 
 _LOOKS = 4
 """How many sizes beyond one that does not fit are tried: what an arena takes does not grow evenly."""
@@ -61,6 +66,7 @@ class Fit:
         sizes: what was tried, the smallest first.
         planned: the largest step that fits, with its plan.
         interrupted: whether the user ended the search; a larger size may fit.
+        timed_out: whether the time limit ended it; likewise.
     """
 
     dimension: str
@@ -68,6 +74,7 @@ class Fit:
     sizes: tuple[Size, ...]
     planned: Planned
     interrupted: bool = False
+    timed_out: bool = False
 
     @property
     def largest(self) -> Size:
@@ -77,7 +84,8 @@ class Fit:
     @property
     def remarks(self) -> list[str]:
         """What is to be said of the search, a line each."""
-        return ["the search was interrupted; this is the largest size that fits until then"] if self.interrupted else []
+        why = "was interrupted" if self.interrupted else "came to its time limit" if self.timed_out else ""
+        return [f"the search {why}; this is the largest size that fits until then"] if why else []
 
     def __repr__(self) -> str:
         return f"<Fit: {self.dimension}={self.largest.size} within {format_bytes(self.memory)}>"
@@ -133,7 +141,8 @@ def fit(
     """Find the largest size of a dimension with which a process keeps to some memory, by planning sizes.
 
     The first size is one that should do without a plan. It is doubled until it does not fit, and then narrowed down.
-    Where no plan is needed none is made. Ctrl-C takes the largest size that fits until then.
+    Where no plan is needed none is made. Ctrl-C, and the end of the time, takes the largest size that fits until then;
+    a size that is being planned is finished first, and where none has fitted yet, the search goes on to the first one.
 
     Args:
         source: the model.
@@ -142,7 +151,7 @@ def fit(
         strategy: how to plan.
         dimension: whose size is looked for; see `free_dimension`.
         overhead: extra compute that a plan may cost, as a ratio of the step: the second bound.
-        seconds: how long to search for each plan.
+        seconds: how long to search, for all sizes together.
         progress: called with what is being done, in words.
 
     Raises:
@@ -153,6 +162,7 @@ def fit(
     name = free_dimension(source, options, dimension)
     tried: dict[int, Size] = {}
     best: Planned | None = None
+    deadline = math.inf if seconds is None else time.monotonic() + seconds
 
     def opened(size: int) -> Step:
         progress(f"planning {name}={size}")
@@ -161,8 +171,9 @@ def fit(
     def fits(size: int) -> bool:
         nonlocal best
         step = opened(size)
+        goal = Goal(memory, None, overhead, seconds and seconds * _SHARE, TOTAL)
         try:
-            made = _planned(step, strategy, Goal(memory, None, overhead, seconds, TOTAL))
+            made = _planned(step, strategy, goal.at_once if time.monotonic() > deadline else goal)
         except InfeasibleError as error:
             tried[size] = Size(size, step.footprint.total, None, 0.0, error.message, error.least)
             return False
@@ -172,9 +183,10 @@ def fit(
 
     fixed, slope = _growth(lambda size: opened(size).footprint.total)
     low, size = 0, min(max(1, (memory - fixed) // slope), _LARGEST)
-    ended, looks = False, 0
+    ended = timed_out = False
+    looks = 0
     with interruptions() as heard:
-        while not ended:
+        while not ended and not timed_out:
             try:
                 if fits(size):
                     low = size
@@ -194,6 +206,7 @@ def fit(
             else:
                 break
             ended = ended or bool(heard)
+            timed_out = best is not None and time.monotonic() > deadline
     if ended and best is None:
         raise KeyboardInterrupt
     sizes = tuple(tried[size] for size in sorted(tried))
@@ -201,7 +214,7 @@ def fit(
         raise InfeasibleError(
             f"not even {name}=1 fits into {format_bytes(memory)}: {sizes[0].reason}", "give it more memory"
         )
-    return Fit(name, memory, sizes, best, ended)
+    return Fit(name, memory, sizes, best, ended, timed_out)
 
 
 def _growth(total: Callable[[int], int]) -> tuple[int, int]:

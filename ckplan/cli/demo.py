@@ -38,10 +38,25 @@ def command(folder: Path, force: bool, as_json: bool) -> None:
     if folder.is_dir() and any(folder.iterdir()) and not force:
         raise UsageError(f"folder {folder} is not empty", "name another, or pass --force to write into it")
     source = model_file()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EnvironmentUnavailableError(f"cannot make folder {folder}: {error.strerror}", "name another") from None
+    from ckplan.isolation.folders import made_folder
+
+    with made_folder(folder):
+        _demonstrate(source, folder, force=force, as_json=as_json)
+
+
+def _demonstrate(source: Path, folder: Path, *, force: bool, as_json: bool) -> None:
+    """Plan a model, run the step with and without the plan, and show what was measured.
+
+    Args:
+        source: the model.
+        folder: where it is written, with both steps and the picture.
+        force: whether files that exist are overwritten.
+        as_json: whether the answer is JSON.
+
+    Raises:
+        CheckFailedError: onnxruntime undid the plan, or outputs differ.
+        EnvironmentUnavailableError: something cannot be written or run.
+    """
     from ckplan import api
     from ckplan.model import save
     from ckplan.model.read import read

@@ -47,6 +47,31 @@ def temporary_folder(beside: Path | None = None) -> Iterator[Path]:
             os.close(lock)
 
 
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """A folder for what a block writes, made with those above it where they are not there.
+
+    If the block fails, those of them that are empty are removed again.
+
+    Raises:
+        EnvironmentUnavailableError: the folder cannot be made.
+    """
+    missing = [place for place in (folder, *folder.parents) if not os.path.lexists(place)]
+    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise EnvironmentUnavailableError(
+                f"cannot make folder {folder}: {error.strerror or error}", "name another"
+            ) from error
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for place in missing:
+                place.rmdir()
+        raise
+
+
 _there: dict[Path, int] = {}
 """Folders that have not been removed yet, and the process that made each."""
 

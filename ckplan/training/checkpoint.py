@@ -23,7 +23,7 @@ from ckplan.autodiff.lora import Lora
 from ckplan.display import one_line, reason_of
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.isolation.arrays import Array
-from ckplan.isolation.folders import temporary_folder
+from ckplan.isolation.folders import made_folder, temporary_folder
 
 WEIGHTS = "ckplan.weights"
 """The entry that lists which of the values are weights of the model, as JSON."""
@@ -139,8 +139,7 @@ def write_tensors(target: Path, values: Mapping[str, Array], about: Mapping[str,
     from safetensors.numpy import save_file
 
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_folder(target.parent) as place:
+        with made_folder(target.parent), temporary_folder(target.parent) as place:
             made = place / target.name
             save_file({name: np.asarray(array, order="C") for name, array in values.items()}, made, dict(about))
             with made.open("rb") as stream:

@@ -105,6 +105,25 @@ def test_an_interruption_takes_the_largest_size_until_then(monkeypatch: pytest.M
     assert found.remarks == ["the search was interrupted; this is the largest size that fits until then"]
 
 
+def test_the_time_limit_is_for_all_sizes_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned, now, goals = fit_module._planned, [0.0], []
+
+    def slow(step: Step, strategy: Strategy, goal: Goal) -> Planned:
+        goals.append(goal.seconds)
+        now[0] += 40  # seconds for each size, whatever the time that its search is given
+        if len(goals) < 3:
+            raise InfeasibleError("it takes more")
+        return planned(step, strategy, Goal(goal.budget, scope=goal.scope))
+
+    monkeypatch.setattr(fit_module, "_planned", slow)
+    monkeypatch.setattr("ckplan.answers.fit.time.monotonic", lambda: now[0])
+    found = ckplan.fit(MODEL, MEMORY, strategy="auto", optimizer="sgd", seconds=60)
+    # The first two sizes are looked at in time, and do not fit; what is late is taken as it is found.
+    assert goals == [15.0, 15.0, 1e-9]
+    assert [one.fits for one in found.sizes] == [True, False, False]
+    assert found.remarks == ["the search came to its time limit; this is the largest size that fits until then"]
+
+
 def test_what_cannot_fit_is_refused() -> None:
     with pytest.raises(InfeasibleError, match=r"not even batch=1 fits into 1\.0 KiB"):
         ckplan.fit(MODEL, "1KiB", optimizer="adamw")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -25,7 +26,7 @@ def full_disk(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
         pytest.skip("needs a user namespace to mount a small file system in")
     listed = 'TMPDIR="${SMALL:-$TMPDIR}" "$@"; code=$?; ls -A "$PLACE" >&2; exit $code'
     environment = {"PLACE": str(folder), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2])}
-    if "-o" not in command or not command[command.index("-o") + 1].startswith(str(folder)):
+    if not any(word.startswith(str(folder)) for word in command):
         environment["SMALL"] = str(folder)
     return subprocess.run(
         [*apart, "sh", "-c", listed, "sh", sys.executable, "-m", "ckplan", *command],
@@ -51,6 +52,30 @@ def test_no_room_for_the_files_of_a_loop(tmp_path: Path) -> None:
     done = full_disk(small, "artifacts", str(GPT), "-o", str(small / "loop"))
     assert done.returncode == 5, done.stderr
     assert re.fullmatch(r".*no space left to write .*/small/loop/training\.onnx; .*\n", done.stderr, re.DOTALL)
+
+
+def test_no_room_for_the_demo(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    done = full_disk(small, "demo", str(small / "shown"))
+    assert done.returncode == 5, done.stderr
+    assert re.fullmatch(r".*no space left to write .*/small/shown/gpt\.onnx; .*\n", done.stderr, re.DOTALL)
+
+
+def test_no_room_for_checkpoints(tmp_path: Path) -> None:
+    """The folders that were made for them go again."""
+    small, model = tmp_path / "small", write_model(tmp_path / "model.onnx", width=256)
+    small.mkdir()
+    data = np.ones((4, 256), np.float32)
+    np.savez(tmp_path / "data.npz", x=data, target=data)
+    words = ("grad", str(model), "-o", str(tmp_path / "step.onnx"), "--optimizer", "sgd", "--dim", "batch=4")
+    subprocess.run([sys.executable, "-m", "ckplan", *words], check=True, capture_output=True)
+    folder = str(small / "new" / "run")
+    done = full_disk(
+        small, "train", str(tmp_path / "step.onnx"), "--data", str(tmp_path / "data.npz"), "--checkpoints", folder
+    )
+    assert done.returncode == 5, done.stderr
+    assert re.fullmatch(r".*cannot write .*/new/run/step-00000001\.safetensors: .*whole\n", done.stderr, re.DOTALL)
 
 
 def test_no_room_for_temporary_files(tmp_path: Path) -> None:
