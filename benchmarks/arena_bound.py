@@ -18,8 +18,8 @@ from ortools.sat.python import cp_model
 
 from benchmarks.arena import NETWORKS, opened
 from ckplan.pipeline import rewrite
-from ckplan.planner.allocations import Allocations, expected_arena, requests
-from ckplan.planner.arena import DEFAULT, chunk_size
+from ckplan.planner.arena.allocations import Allocations, expected_arena, requests
+from ckplan.planner.arena.regions import DEFAULT, chunk_size
 from ckplan.planner.strategies import parse_strategy
 from ckplan.runtime.allocations_of import allocations_of
 

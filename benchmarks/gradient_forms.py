@@ -23,7 +23,7 @@ import onnxruntime
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import shape_of
-from ckplan.autodiff.rules import conv_data_gradient, conv_forms, conv_weight_gradient, depthwise_rows
+from ckplan.autodiff.rules.convolution import conv_data_gradient, conv_forms, conv_weight_gradient, depthwise_rows
 from ckplan.autodiff.rules.windows import Window
 from ckplan.meter.session import open_session
 

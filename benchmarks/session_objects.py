@@ -24,8 +24,8 @@ import onnxruntime
 
 from benchmarks.hard_limit import give_back, process_bytes
 from benchmarks.in_place import given_out, measure
-from ckplan.model.read import read
-from ckplan.model.weights import lies_outside
+from ckplan.model.files.read import read
+from ckplan.model.files.weights import lies_outside
 from ckplan.runtime.footprint import FIRST_SESSION, LIBRARY, session_bytes
 from ckplan.runtime.sizes import bytes_of
 

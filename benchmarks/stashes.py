@@ -54,7 +54,7 @@ _KERNELS = {
         "u = RandomUniformLike<dtype=1, seed=5.0>(x) y = GreaterOrEqual(u, ratio)",
     ),
 }
-"""Input, output and nodes of each, as :mod:`ckplan.autodiff.packed_masks` emits them."""
+"""Input, output and nodes of each, as :mod:`ckplan.autodiff.pieces.packed_masks` emits them."""
 
 
 def kernels(repeats: int = 20) -> Iterator[str]:

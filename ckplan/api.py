@@ -33,7 +33,7 @@ from ckplan.meter import measure as measure_file
 from ckplan.meter import verify as verify_files
 from ckplan.meter.device import check_device
 from ckplan.model import save
-from ckplan.model.weights import scratch_folder
+from ckplan.model.files.weights import scratch_folder
 from ckplan.pipeline import Goal, Planned, Step, StepOptions, choosing, open_step, step_of
 from ckplan.pipeline.options import TRAINING, checked
 from ckplan.pipeline.sources import Source, forward_of, model_of, name_of

@@ -22,7 +22,7 @@ import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
 from ckplan.isolation.folders import temporary_folder
-from ckplan.model.saving import save
+from ckplan.model.files.saving import save
 
 TENSORS, ELEMENTS = 6, 1 << 18
 

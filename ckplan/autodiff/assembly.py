@@ -10,11 +10,11 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass
 
 from ckplan import keys
 from ckplan.autodiff.builder import FORWARD, Builder
+from ckplan.autodiff.idioms.presence import there
 from ckplan.autodiff.loss_scale import finished_type
-from ckplan.autodiff.presence import there
+from ckplan.autodiff.pieces.regions import told
 from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.record import TrainingGraph
-from ckplan.autodiff.regions import told
 from ckplan.keys import PHASE
 from ckplan.model.traits import is_backward
 

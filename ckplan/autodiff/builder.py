@@ -17,13 +17,13 @@ import onnx.shape_inference
 import onnx_ir as ir
 from onnx_ir.convenience import convert_attribute
 
-from ckplan.autodiff.broadcasting import shape_of_number
+from ckplan.autodiff.idioms.broadcasting import shape_of_number
 from ckplan.autodiff.precision import in_single, narrow_type
 from ckplan.autodiff.reading import dtype_of, shape_of, size_of
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.errors import ModelError
 from ckplan.keys import PHASE
-from ckplan.model.infer import static_shape
+from ckplan.model.inference.infer import static_shape
 from ckplan.model.node_reads import fixed_tensor
 from ckplan.operators.matching import input_of
 

@@ -12,7 +12,7 @@ import onnx
 
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, ZERO_DERIVATIVE, entries, lookup
 from ckplan.model.contrib import MICROSOFT, REFUSED, expansion_rules
-from ckplan.model.sequences import RESOLVED
+from ckplan.model.sequences.resolved import RESOLVED
 from ckplan.model.traits import LOSS_OPERATORS
 
 _FLOATS = frozenset({"tensor(float)", "tensor(double)", "tensor(float16)", "tensor(bfloat16)"})

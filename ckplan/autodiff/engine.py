@@ -9,13 +9,13 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import is_composite
+from ckplan.autodiff.idioms.presence import there
 from ckplan.autodiff.inline import inline_function
 from ckplan.autodiff.paths import differentiable_inputs, entry_of
-from ckplan.autodiff.presence import there
+from ckplan.autodiff.pieces.running_sums import add_to
 from ckplan.autodiff.reading import dtype_of, shape_of
 from ckplan.autodiff.refusals import refuse_data_sized, unsupported_operators, without_derivative
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, Entry, NoGradientError
-from ckplan.autodiff.running_sums import add_to
 from ckplan.extensions import is_of_others, running_of
 from ckplan.model.node_reads import captured, reads
 from ckplan.operators.matching import is_op

@@ -15,10 +15,10 @@ from ckplan.autodiff.composites import inline_composites, refuse_own_domain
 from ckplan.autodiff.inline import inline_functions
 from ckplan.autodiff.objective import add_objective
 from ckplan.autodiff.paths import prune
-from ckplan.autodiff.racing_updates import update_in_turn
 from ckplan.autodiff.reading import attr_int, is_floating, shape_of
-from ckplan.model.opset import relabel
-from ckplan.model.own_files import forget_training
+from ckplan.autodiff.rewrites.racing_updates import update_in_turn
+from ckplan.model.files.own_files import forget_training
+from ckplan.model.normal_form.opset import relabel
 from ckplan.operators.matching import is_op
 
 

@@ -13,31 +13,31 @@ from ckplan.autodiff.attention.operator import write_out_attentions
 from ckplan.autodiff.attention.pieces import chunk_attentions
 from ckplan.autodiff.attention.shown_keys import leave_out_hidden_keys
 from ckplan.autodiff.attention.softmax_guards import drop_softmax_guards
-from ckplan.autodiff.batch_statistics import outline_batch_statistics
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.columns_apart import take_columns_apart
-from ckplan.autodiff.einsums import multiply_einsums
 from ckplan.autodiff.formulas.gelus import join_gelus
 from ckplan.autodiff.formulas.rotations import join_rotations
 from ckplan.autodiff.formulas.softpluses import join_softpluses
-from ckplan.autodiff.layer_scales import scale_weights
 from ckplan.autodiff.losses.linear_cross_entropy import chunk_loss_heads
 from ckplan.autodiff.losses.softmax_statistics import join_statistics
 from ckplan.autodiff.losses.tied_heads import split_tied_heads
-from ckplan.autodiff.micro_batches import cut_batch
-from ckplan.autodiff.normalised_inputs import normalise_for_weights
-from ckplan.autodiff.paddings import pad_in_convolutions
-from ckplan.autodiff.patches import multiply_patches
 from ckplan.autodiff.paths import prune
-from ckplan.autodiff.regions import Pieces, Region, refuse_idle
-from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
+from ckplan.autodiff.pieces.micro_batches import cut_batch
+from ckplan.autodiff.pieces.regions import Pieces, Region, refuse_idle
+from ckplan.autodiff.pieces.token_blocks import cut_tokens
+from ckplan.autodiff.rewrites.batch_statistics import outline_batch_statistics
+from ckplan.autodiff.rewrites.columns_apart import take_columns_apart
+from ckplan.autodiff.rewrites.einsums import multiply_einsums
+from ckplan.autodiff.rewrites.layer_scales import scale_weights
+from ckplan.autodiff.rewrites.normalised_inputs import normalise_for_weights
+from ckplan.autodiff.rewrites.paddings import pad_in_convolutions
+from ckplan.autodiff.rewrites.patches import multiply_patches
+from ckplan.autodiff.rewrites.spread_rows import gather_rows
+from ckplan.autodiff.rules.convolution.conv_batch_norm import outline_conv_batch_norms
 from ckplan.autodiff.rules.group_norm import outline_group_norms
 from ckplan.autodiff.rules.masked_softmax import outline_masked_softmaxes
 from ckplan.autodiff.rules.mish import outline_mishes
 from ckplan.autodiff.rules.pooled_relu import outline_pooled_relus
 from ckplan.autodiff.rules.silu import outline_silus
-from ckplan.autodiff.spread_rows import gather_rows
-from ckplan.autodiff.token_blocks import cut_tokens
 
 Targets = dict[ir.Value, ir.Value | None]
 """The values that the reverse sweep starts from, with their gradients; None stands for ones."""

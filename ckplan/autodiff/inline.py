@@ -15,8 +15,8 @@ from ckplan.autodiff.reading import shape_of
 from ckplan.errors import ModelError
 from ckplan.keys import PHASE
 from ckplan.model.bodies import bodies_of
-from ckplan.model.fold import infer_with_bodies
-from ckplan.model.node_evaluation import evaluated, made_of_shape
+from ckplan.model.inference.fold import infer_with_bodies
+from ckplan.model.inference.node_evaluation import evaluated, made_of_shape
 from ckplan.operators.matching import is_op
 
 #: Results of at most this many elements are computed on the spot when all their inputs are known.

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ckplan.autodiff.regions import Region
+from ckplan.autodiff.pieces.regions import Region
 
 
 @dataclass(frozen=True)

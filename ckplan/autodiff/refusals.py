@@ -14,9 +14,9 @@ from ckplan.errors import ModelError, UnsupportedOperatorsError
 from ckplan.keys import DATA_SIZED, NOT_EXPANDED
 from ckplan.model.contrib import MICROSOFT, REFUSED
 from ckplan.model.costs import BLOCKED
-from ckplan.model.declared import is_own
 from ckplan.model.fixing import sole_input
 from ckplan.model.node_reads import reads
+from ckplan.model.normal_form.declared import is_own
 from ckplan.operators.matching import is_op
 
 _PLACING = frozenset({"ScatterElements", "ScatterND"})

@@ -49,7 +49,7 @@ def entries() -> list[Entry]:
 
 @functools.cache
 def collect() -> None:
-    """Import every module of :mod:`ckplan.autodiff.rules`, once, so that the rules in them are registered."""
+    """Import every module in :mod:`ckplan.autodiff.rules`, once, so that the rules in them are registered."""
     package = importlib.import_module("ckplan.autodiff.rules")
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)

@@ -18,44 +18,44 @@ from ckplan.autodiff.builder import Builder, Device
 from ckplan.autodiff.composites import inline_composites, refuse_own_domain
 from ckplan.autodiff.control_flow.chunks import Chunks as TimeChunks
 from ckplan.autodiff.control_flow.chunks import prepare_recurrences
-from ckplan.autodiff.depthwise import convolve_by_rows
-from ckplan.autodiff.differences import subtract_in_products
 from ckplan.autodiff.engine import backpropagate
-from ckplan.autodiff.evidence import judge
-from ckplan.autodiff.expands import add_before_copies, read_past_expands
 from ckplan.autodiff.formulas.layer_norms import join_layer_norms
 from ckplan.autodiff.formulas.softmaxes import join_softmaxes
 from ckplan.autodiff.forward_forms import ForwardForms, prepare_forward
-from ckplan.autodiff.idle import cause_of, idle_note
 from ckplan.autodiff.inline import inline_functions
 from ckplan.autodiff.loss_scale import LossScale, add_loss_scale
-from ckplan.autodiff.names import floating_tensors
 from ckplan.autodiff.objective import add_objective
-from ckplan.autodiff.packed_masks import pack_masks
-from ckplan.autodiff.parameters import Request, request_of, select_parameters
-from ckplan.autodiff.passed_on import pass_blocks_on
 from ckplan.autodiff.paths import prune
+from ckplan.autodiff.pieces.packed_masks import pack_masks
+from ckplan.autodiff.pieces.passed_on import pass_blocks_on
+from ckplan.autodiff.pieces.regions import OFF, Chunks, Pieces, Region, refuse_idle, told
 from ckplan.autodiff.quantisation import pass_straight_through, refuse_quantised, stored_notes
-from ckplan.autodiff.racing_updates import update_in_turn
 from ckplan.autodiff.reading import is_floating
 from ckplan.autodiff.record import TrainingGraph
-from ckplan.autodiff.regions import OFF, Chunks, Pieces, Region, refuse_idle, told
-from ckplan.autodiff.reshapes import join_reshapes
-from ckplan.autodiff.spread_rows import scatter_rows
-from ckplan.autodiff.subpixels import interleave_convolutions
+from ckplan.autodiff.rewrites.depthwise import convolve_by_rows
+from ckplan.autodiff.rewrites.differences import subtract_in_products
+from ckplan.autodiff.rewrites.expands import add_before_copies, read_past_expands
+from ckplan.autodiff.rewrites.racing_updates import update_in_turn
+from ckplan.autodiff.rewrites.reshapes import join_reshapes
+from ckplan.autodiff.rewrites.spread_rows import scatter_rows
+from ckplan.autodiff.rewrites.subpixels import interleave_convolutions
+from ckplan.autodiff.selection.evidence import judge
+from ckplan.autodiff.selection.idle import cause_of, idle_note
+from ckplan.autodiff.selection.names import floating_tensors
+from ckplan.autodiff.selection.parameters import Request, request_of, select_parameters
+from ckplan.autodiff.selection.uses import Use, uses_of
 from ckplan.autodiff.training_mode import (
     TrainingForms,
     enter_training,
     join_running_statistics,
     write_out_batch_statistics,
 )
-from ckplan.autodiff.uses import Use, uses_of
 from ckplan.errors import ModelError, UsageError
 from ckplan.keys import PHASE
-from ckplan.model.metadata import listed_names
+from ckplan.model.files.metadata import listed_names
+from ckplan.model.files.own_files import forget_training
 from ckplan.model.node_reads import fed_tensor, made_by_name
-from ckplan.model.opset import relabel
-from ckplan.model.own_files import forget_training
+from ckplan.model.normal_form.opset import relabel
 from ckplan.model.torch_files.detached import detached_inputs
 
 Unused = Literal["absent", "zero"]
@@ -115,7 +115,7 @@ def build_training_graph(
         store: patterns of the values in the bodies of loops that are kept for each step; ``none``: nothing but the
             carried states. Without any, these and the results of heavy operators are; the rest is recomputed.
         chunks: into how many pieces regions go, so that what is large inside them never exists whole: ``off``, a number
-            for all of them, or numbers by kind, as in ``loss=16``; see :mod:`ckplan.autodiff.regions`.
+            for all of them, or numbers by kind, as in ``loss=16``; see :mod:`ckplan.autodiff.pieces.regions`.
         device: whose kernels gradients are written for, ``cpu`` or ``cuda``; what they say is the same.
 
     Raises:
@@ -290,7 +290,7 @@ def _merge(op: Builder, model: ir.Model, running: Mapping[ir.Value, ir.Value], p
         op: builder of the training graph.
         model: its model.
         running: new running statistics, the last outputs, by the old ones.
-        packed: how many masks a byte is to hold; see :func:`ckplan.autodiff.packed_masks.pack_masks`.
+        packed: how many masks a byte is to hold; see :func:`ckplan.autodiff.pieces.packed_masks.pack_masks`.
 
     Returns:
         The masks that wait for the backward pass in bits.

@@ -59,7 +59,7 @@ def _demonstrate(source: Path, folder: Path, *, force: bool, as_json: bool) -> N
     """
     from ckplan import api
     from ckplan.model import save
-    from ckplan.model.read import read
+    from ckplan.model.files.read import read
 
     model, step, base = folder / _MODEL, folder / _STEP, folder / _BASE
     save(read(source), model, force=force)
@@ -105,7 +105,7 @@ def draw(found: Verification, picture: Path, force: bool) -> bool:
     """Draw what was measured; False where onnxruntime has no counters."""
     if found.base.counters is None or found.new.counters is None:
         return False
-    from ckplan.model.saving import write_text
+    from ckplan.model.files.saving import write_text
     from ckplan.report.curves import Curve, curves
 
     sides = (("without a plan", found.base.counters), ("planned by ckplan", found.new.counters))

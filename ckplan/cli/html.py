@@ -55,7 +55,7 @@ def write_page(page: Path, force: bool, title: str, **found: Any) -> None:
         EnvironmentUnavailableError: no permission, or no space left.
     """
     from ckplan.answers.findings import Findings, environment
-    from ckplan.model.saving import write_text
+    from ckplan.model.files.saving import write_text
     from ckplan.report.html import render
 
     with stage(f"writing {page.name}"):

@@ -67,7 +67,7 @@ def command(
         check_output(target, force, model, inputs)
     options["fixed"] = options.pop("set")
     from ckplan.meter import measure, smallest_arena
-    from ckplan.model.saving import write_text
+    from ckplan.model.files.saving import write_text
     from ckplan.report import exports
 
     with stage(f"running {model.name}") as tell:

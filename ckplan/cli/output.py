@@ -65,7 +65,7 @@ def check_output(output: Path, force: bool, *sources: Path | None) -> None:
         raise UsageError(f"output {output} is a file that this command reads", "write to another file")
     target = file_to_write(output, force)
     if target.exists():
-        from ckplan.model.external import data_files_of
+        from ckplan.model.files.external import data_files_of
 
         if any(target in data_files_of(source) for source in read):
             raise UsageError(f"output {output} holds weights that this command reads", "write to another file")

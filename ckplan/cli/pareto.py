@@ -67,7 +67,7 @@ def command(
     refuse_idle(output, force=force)
     check_run_limit(cost=cost, option="--cost measured")
     from ckplan.answers.pareto import pareto
-    from ckplan.model.saving import write_text
+    from ckplan.model.files.saving import write_text
     from ckplan.planner.strategies import parse_strategy
 
     tried = [parse_strategy(text) for text in strategies] or None

@@ -64,7 +64,7 @@ def command(
     from ckplan.answers.findings import chosen
     from ckplan.answers.instance import plan_instance
     from ckplan.cli.planning import planned, tell, tell_bound
-    from ckplan.model.saving import write_text
+    from ckplan.model.files.saving import write_text
     from ckplan.planner.instances import SUFFIXES
     from ckplan.report import json
     from ckplan.report.documents import plans

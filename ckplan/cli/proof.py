@@ -84,7 +84,7 @@ def prove(step: Step, name: str, new: Path | ir.Model, *, device: str, inputs: P
         seed: of what is random.
     """
     from ckplan.model import save
-    from ckplan.model.weights import scratch_folder
+    from ckplan.model.files.weights import scratch_folder
     from ckplan.writer.describe import promise
 
     with scratch_folder(step.model) as folder:

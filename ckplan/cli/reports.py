@@ -57,7 +57,7 @@ def check_reports(
 
 def write_reports(document: Document, reports: Mapping[str, Path], force: bool) -> None:
     """Write an answer in each of the formats that were asked for."""
-    from ckplan.model.saving import write_text
+    from ckplan.model.files.saving import write_text
     from ckplan.report.writers import writer
 
     for kind, path in reports.items():

@@ -10,7 +10,7 @@ from typing import Any
 
 from ckplan.comparison.snapshot import PeakBuffer, Snapshot
 from ckplan.errors import ModelError
-from ckplan.model.saving import write_text
+from ckplan.model.files.saving import write_text
 from ckplan.planner import Timeline
 from ckplan.version import __version__
 

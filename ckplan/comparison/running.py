@@ -16,7 +16,7 @@ from ckplan.comparison.settings import Settings, unknown
 from ckplan.comparison.snapshot import Fingerprint, Snapshot
 from ckplan.comparison.taking import fingerprint_of, take, versions
 from ckplan.errors import CkplanError, ModelError, UsageError
-from ckplan.model.read import read
+from ckplan.model.files.read import read
 from ckplan.pipeline.options import spell_options
 from ckplan.pipeline.step import Progress
 

@@ -15,9 +15,9 @@ from ckplan.errors import EnvironmentUnavailableError, InfeasibleError, UsageErr
 from ckplan.keys import GRADIENTS, PLAN, RECOMPUTE_OF
 from ckplan.meter import measure
 from ckplan.model import save
-from ckplan.model.metadata import finite, told
-from ckplan.model.read import read
-from ckplan.model.weights import scratch_folder
+from ckplan.model.files.metadata import finite, told
+from ckplan.model.files.read import read
+from ckplan.model.files.weights import scratch_folder
 from ckplan.pipeline import Goal, Planned, Step, open_step, rewrite
 from ckplan.pipeline.goal import ANY
 from ckplan.pipeline.step import Progress

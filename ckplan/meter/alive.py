@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckplan.planner.allocations import ExpectedArena
+from ckplan.planner.arena.allocations import ExpectedArena
 from ckplan.planner.timeline import Timeline
 
 

@@ -15,7 +15,7 @@ from ckplan.meter.child import Channel
 from ckplan.meter.device import CUDA, device_that_ran, wanted_providers
 from ckplan.meter.session import step_of
 from ckplan.operators.sessions import open_session
-from ckplan.planner.arena import UNIT, ArenaSettings
+from ckplan.planner.arena.regions import UNIT, ArenaSettings
 
 RUNS = 3
 """The first run, the run that takes the block of the memory pattern, and one in the steady state."""

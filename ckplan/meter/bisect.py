@@ -29,7 +29,7 @@ from ckplan.meter.measurement import Progress, check_options, request_for
 from ckplan.meter.process import run_job
 from ckplan.meter.types import Prediction, jsonable
 from ckplan.model.fixing import Fixed
-from ckplan.planner.allocations import Allocations, allocations, expected_arena, smallest_limit
+from ckplan.planner.arena.allocations import Allocations, allocations, expected_arena, smallest_limit
 from ckplan.runtime.feeds import has_memory_pattern
 from ckplan.units import format_bytes
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckplan.errors import CkplanError
-from ckplan.model.saving import write_text
+from ckplan.model.files.saving import write_text
 
 
 def cache_folder() -> Path:

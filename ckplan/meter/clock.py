@@ -10,7 +10,7 @@ from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for
 from ckplan.meter.timing import alternate
 from ckplan.model import save
-from ckplan.model.weights import scratch_folder
+from ckplan.model.files.weights import scratch_folder
 
 _PROCESSES, _PAIRS = 3, 6
 """Processes of each file, and pairs of steps in each, for a figure that a plan is chosen by."""

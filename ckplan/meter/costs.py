@@ -18,8 +18,8 @@ from ckplan.meter.inputs import make_inputs
 from ckplan.meter.process import run_job
 from ckplan.model import save
 from ckplan.model.costs import node_cost, seconds
-from ckplan.model.external import external_tensors
-from ckplan.model.weights import scratch_folder
+from ckplan.model.files.external import external_tensors
+from ckplan.model.files.weights import scratch_folder
 
 _SCHEMA = 1
 """Part of the cache's keys; raised when what is kept there changes its meaning."""

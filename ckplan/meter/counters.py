@@ -24,7 +24,7 @@ from ckplan.operators.outside import index_input, places_outside
 
 if TYPE_CHECKING:
     from ckplan.meter.types import Measurement
-    from ckplan.planner.allocations import ExpectedArena
+    from ckplan.planner.arena.allocations import ExpectedArena
 
 RUNS = 3
 """The first run, and two in the steady state: the block of the pattern is taken from the second one on."""

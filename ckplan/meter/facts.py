@@ -20,7 +20,7 @@ from ckplan.keys import (
     UPDATES,
 )
 from ckplan.meter.types import Prediction
-from ckplan.model.metadata import finite, listed_names, told
+from ckplan.model.files.metadata import finite, listed_names, told
 from ckplan.operators.outside import INDEX, place_bytes
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def read_model(path: Path) -> ir.Model:
     Raises:
         ModelError: the file is missing or is not an ONNX model, or its external data are not where they must be.
     """
-    from ckplan.model.external import settle
-    from ckplan.model.read import parse
+    from ckplan.model.files.external import settle
+    from ckplan.model.files.read import parse
     from ckplan.model.validity import check_names, check_tensors
 
     model = parse(path)

@@ -15,7 +15,7 @@ from ckplan.meter.child import Channel
 from ckplan.meter.plain import same_bits
 from ckplan.meter.process import run_job
 from ckplan.meter.session import as_array, as_ort_values, open_session
-from ckplan.model.metadata import told
+from ckplan.model.files.metadata import told
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -21,9 +21,9 @@ from ckplan.isolation.arrays import DAMAGED, Array, is_exotic
 from ckplan.keys import LOSS_SCALE
 from ckplan.meter.facts import fed_inputs, initial_states
 from ckplan.meter.ranges import upper_bound
-from ckplan.model.dims import bind
 from ckplan.model.fixing import Fixed, array_of, shapes_of
-from ckplan.model.infer import NodeInference
+from ckplan.model.inference.infer import NodeInference
+from ckplan.model.sizes.dims import bind
 from ckplan.units import format_bytes
 
 _SMALL = 2048
@@ -66,7 +66,7 @@ def make_inputs(
         file: an ``.npz`` with one array per input; nothing is made up then, but for the states of an optimizer that it
             does not hold: these begin with zero.
         seed: of the random inputs; an input's values depend on the seed, its name, dtype and shape only.
-        dims: sizes of named dimensions; others get the defaults of `ckplan.model.dims`.
+        dims: sizes of named dimensions; others get the defaults of `ckplan.model.sizes.dims`.
         shapes: shapes of whole inputs.
         fixed: numbers to feed, by name of the input, in place of random ones.
 

@@ -17,7 +17,7 @@ from ckplan.meter.alive import Inside, LiveTensor
 from ckplan.meter.counter_timeline import in_use_before
 from ckplan.meter.facts import FileFacts
 from ckplan.meter.types import Counters
-from ckplan.planner.allocations import allocations, expected_arena
+from ckplan.planner.arena.allocations import allocations, expected_arena
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import Lifetimes, lifetimes, simulate
 from ckplan.planner.timeline import Moment, Timeline

@@ -21,7 +21,7 @@ from ckplan.meter.numerics import is_floating
 from ckplan.meter.process import run_job
 from ckplan.meter.session import as_array, open_session, step_of
 from ckplan.meter.types import NonFinite, Origin
-from ckplan.model.external import in_one_folder
+from ckplan.model.files.external import in_one_folder
 
 if TYPE_CHECKING:
     import onnx

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.keys import CLASSES, LABELS, ROLE
-from ckplan.model.metadata import finite, told
+from ckplan.model.files.metadata import finite, told
 from ckplan.model.traits import LOSS_OPERATORS
 from ckplan.operators.matching import is_op
 from ckplan.runtime.sizes import dimensions_of

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.model.infer import static_shape
+from ckplan.model.inference.infer import static_shape
 from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import fixed_tensor, reads
 from ckplan.operators.matching import input_of, is_op

@@ -8,8 +8,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import NameFixPass, RemoveUnusedNodesPass
 
 from ckplan import keys
-from ckplan.model.fold import Sweep
-from ckplan.model.infer import static_shape
+from ckplan.model.inference.fold import Sweep
+from ckplan.model.inference.infer import static_shape
 from ckplan.model.nested_graphs import all_nodes
 from ckplan.model.rewiring import put_in_place
 from ckplan.model.torch_files.detached import hand_on

@@ -14,7 +14,7 @@ from ckplan.arguments import check_table
 from ckplan.display import did_you_mean, shortened
 from ckplan.errors import UsageError
 from ckplan.model.constants import mark_constant
-from ckplan.model.infer import static_shape
+from ckplan.model.inference.infer import static_shape
 from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import reads
 

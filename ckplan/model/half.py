@@ -6,7 +6,7 @@ import re
 
 import onnx_ir as ir
 
-from ckplan.model.opset import EXPORT_AGAIN
+from ckplan.model.normal_form.opset import EXPORT_AGAIN
 
 _NO_BFLOAT16 = (
     "many operators take bfloat16 from opset 22 on only, and onnxruntime has few kernels for it: export the model in "

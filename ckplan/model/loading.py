@@ -11,37 +11,37 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.errors import ModelError
-from ckplan.model.auto_pads import write_pads
 from ckplan.model.cleanup import drop_no_ops, tidy
 from ckplan.model.constants import hoist
 from ckplan.model.contrib import adopt, expand_nested
-from ckplan.model.declared import declare, declared_shapes
-from ckplan.model.default_sizes import SizesError, branch_hint, check_sizes, tries
-from ckplan.model.dims import Binding, Defaults, bind
-from ckplan.model.empty_axes import drop_empty_axes
+from ckplan.model.files.own_files import forget_training
+from ckplan.model.files.read import read
 from ckplan.model.fixing import Fixed, deciding_input, fix, shapes_of, spell_fixed
-from ckplan.model.flags import write_flags
-from ckplan.model.fold import Sweep, sweep
 from ckplan.model.generated_names import rename_generated
-from ckplan.model.generators import give_seeds
 from ckplan.model.half import bfloat16_advice
-from ckplan.model.infer import static_shape
-from ckplan.model.linear_models import write_linear_models
-from ckplan.model.maps import score_notes
-from ckplan.model.masked import without_masks
-from ckplan.model.opset import EXPORT_AGAIN, MINIMUM_OPSET, lift
-from ckplan.model.own_files import forget_training
-from ckplan.model.probe import learn, unknown_values
-from ckplan.model.read import read
-from ckplan.model.rebatch import Rebatch
-from ckplan.model.rebatch_check import check_rebatched
-from ckplan.model.sparse import sparse_notes
-from ckplan.model.statistics import separate_from_scales
-from ckplan.model.tensorflow_operators import write_tensorflow_operators
+from ckplan.model.inference.fold import Sweep, sweep
+from ckplan.model.inference.infer import static_shape
+from ckplan.model.inference.probe import learn, unknown_values
+from ckplan.model.masks.masked import without_masks
+from ckplan.model.normal_form.auto_pads import write_pads
+from ckplan.model.normal_form.declared import declare, declared_shapes
+from ckplan.model.normal_form.empty_axes import drop_empty_axes
+from ckplan.model.normal_form.flags import write_flags
+from ckplan.model.normal_form.generators import give_seeds
+from ckplan.model.normal_form.linear_models import write_linear_models
+from ckplan.model.normal_form.maps import score_notes
+from ckplan.model.normal_form.opset import EXPORT_AGAIN, MINIMUM_OPSET, lift
+from ckplan.model.normal_form.sparse import sparse_notes
+from ckplan.model.normal_form.statistics import separate_from_scales
+from ckplan.model.normal_form.tensorflow_operators import write_tensorflow_operators
+from ckplan.model.normal_form.vectors import make_columns
+from ckplan.model.sizes.default_sizes import SizesError, branch_hint, check_sizes, tries
+from ckplan.model.sizes.dims import Binding, Defaults, bind
+from ckplan.model.sizes.rebatch import Rebatch
+from ckplan.model.sizes.rebatch_check import check_rebatched
 from ckplan.model.torch_files.passes import PASSES
 from ckplan.model.unread import note_unread
 from ckplan.model.validity import check_size, sort
-from ckplan.model.vectors import make_columns
 
 _OF_EXPORTERS: tuple[Callable[[ir.Model], Iterable[str]], ...] = (
     write_linear_models,
@@ -95,8 +95,8 @@ def load(
     """Read an ONNX file and normalise it.
 
     Weights in external data files are mapped, not read. Sizes that the file leaves open and nobody gives get a
-    default (see `ckplan.model.dims`). A training graph that ckplan wrote is read as a model whose outputs are the loss
-    and its gradients.
+    default (see `ckplan.model.sizes.dims`). A training graph that ckplan wrote is read as a model whose outputs are the
+    loss and its gradients.
 
     Args:
         path: the ONNX file.

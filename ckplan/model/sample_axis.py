@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
-from ckplan.model.infer import static_shape
+from ckplan.model.inference.infer import static_shape
 from ckplan.model.node_reads import fixed_integers
 from ckplan.operators.matching import input_of
 from ckplan.operators.table import ELEMENTWISE, REDUCTIONS

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.model.constants import is_constant
-from ckplan.model.metadata import listed_names
+from ckplan.model.files.metadata import listed_names
 from ckplan.model.node_reads import needed_nodes, reads
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from ckplan.pipeline.plan_files import write_plan
 from ckplan.pipeline.planned import Planned
-from ckplan.planner.allocations import expected_arena, held_wherever
-from ckplan.planner.cells import UNCUT, Layout
-from ckplan.planner.slots import slots_for
+from ckplan.planner.arena.allocations import expected_arena, held_wherever
+from ckplan.planner.arena.cells import UNCUT, Layout
+from ckplan.planner.arena.slots import slots_for
 from ckplan.runtime.allocations_of import allocations_of
 from ckplan.runtime.fitting_pools import fitting_pools
 from ckplan.runtime.reservations import best_reservation

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ckplan.autodiff.optimizers.rows import updated_by_rows
-from ckplan.autodiff.regions import BITS, KINDS, Pieces, Region
+from ckplan.autodiff.pieces.regions import BITS, KINDS, Pieces, Region
 from ckplan.errors import InfeasibleError, UsageError
 from ckplan.pipeline import planning
 from ckplan.pipeline.clocked import rewrite_by_clock

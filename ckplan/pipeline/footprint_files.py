@@ -7,7 +7,7 @@ from ckplan.pipeline.goal import ARENA, TOTAL, Goal
 from ckplan.pipeline.planned import Planned, share_of
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan
-from ckplan.planner.allocations import expected_arena
+from ckplan.planner.arena.allocations import expected_arena
 from ckplan.runtime.allocations_of import asked_by_plan
 from ckplan.runtime.footprint import Footprint
 from ckplan.runtime.reservations import reservation_for

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ckplan.arguments import is_number, shown
-from ckplan.autodiff.regions import OFF
+from ckplan.autodiff.pieces.regions import OFF
 from ckplan.errors import UsageError
 from ckplan.units import spell_budget
 

@@ -12,7 +12,7 @@ from ckplan.pipeline.goal import ACTIVATIONS
 from ckplan.pipeline.planned import HOLDER, Planned, held_of
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan, plan_from_json
-from ckplan.planner.cells import Layout
+from ckplan.planner.arena.cells import Layout
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.strategies import Strategy
 from ckplan.runtime.occupancy import occupancy_of_executed

@@ -8,7 +8,7 @@ from functools import cached_property
 import onnx_ir as ir
 
 from ckplan.autodiff.optimizers.rows import updated_by_rows
-from ckplan.autodiff.regions import Pieces, told
+from ckplan.autodiff.pieces.regions import Pieces, told
 from ckplan.display import table_html
 from ckplan.meter.compared import Timing
 from ckplan.pipeline.goal import ACTIVATIONS, ARENA, TOTAL, Goal

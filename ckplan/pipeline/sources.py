@@ -10,9 +10,9 @@ import onnx_ir as ir
 
 from ckplan.errors import ModelError, UsageError
 from ckplan.model import ForwardModel, load
-from ckplan.model.external import data_files
+from ckplan.model.files.external import data_files
+from ckplan.model.files.read import read, read_proto
 from ckplan.model.loading import normalise
-from ckplan.model.read import read, read_proto
 from ckplan.pipeline.options import StepOptions
 
 if TYPE_CHECKING:

@@ -13,15 +13,15 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.arguments import check_word
 from ckplan.autodiff import TrainingGraph, add_optimizer, build_training_graph, parse_optimizer
-from ckplan.autodiff.forward_pieces import forward_in_pieces
 from ckplan.autodiff.inline import inline_functions
 from ckplan.autodiff.lora import Lora, add_adapters
 from ckplan.autodiff.optimizers.rows import updated_by_rows
-from ckplan.autodiff.regions import AUTO, OFF, Chunks, Pieces, Region
+from ckplan.autodiff.pieces.forward_pieces import forward_in_pieces
+from ckplan.autodiff.pieces.regions import AUTO, OFF, Chunks, Pieces, Region
 from ckplan.errors import UsageError
 from ckplan.meter.compared import Timing
+from ckplan.model.files.parameter_list import read_names
 from ckplan.model.half import half_precision_notes
-from ckplan.model.parameter_list import read_names
 from ckplan.pipeline.options import TRAINING, StepOptions
 from ckplan.pipeline.sources import Source, forward_of, model_of, name_of
 from ckplan.planner import Plan, Problem, Timeline

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Generic, TypeVar
 
 from ckplan.planner.bounds import lower_bound
-from ckplan.planner.eviction import evict
+from ckplan.planner.eviction.evict import evict
 from ckplan.planner.order import best_order, orders, searched_orders
 from ckplan.planner.peak import peak_of
 from ckplan.planner.problem import Problem

@@ -1,9 +1,9 @@
 """Searching for schedules: seeds from several methods, each improved within a budget for as long as is asked.
 
-The decoder is `ckplan.planner.eviction.evict` followed by `ckplan.planner.retain.retain`: from a factor for each tensor
-it makes a schedule within the budget. The search changes factors of the best schedule so far, of a stretch of the graph
-or of all tensors that look alike, and keeps what is cheaper: biased random keys (Goncalves & Resende, Journal of
-Heuristics 17, 2011) in a large neighbourhood.
+The decoder is `ckplan.planner.eviction.evict.evict` followed by `ckplan.planner.retain.retain`: from a factor for each
+tensor it makes a schedule within the budget. The search changes factors of the best schedule so far, of a stretch of
+the graph or of all tensors that look alike, and keeps what is cheaper: biased random keys (Goncalves & Resende, Journal
+of Heuristics 17, 2011) in a large neighbourhood.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from ckplan.planner.cuts import Cut, forward_cuts, kept_by_cuts, segment_cuts, segment_limits
-from ckplan.planner.eviction import Pass, evict, evicting
-from ckplan.planner.eviction_weights import Weights
+from ckplan.planner.eviction.evict import Pass, evict, evicting
+from ckplan.planner.eviction.weights import Weights
 from ckplan.planner.minimum_cut import between_passes
 from ckplan.planner.order import best_order, orders
 from ckplan.planner.peak import peak_of

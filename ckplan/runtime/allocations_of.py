@@ -8,8 +8,8 @@ from dataclasses import replace
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.model.metadata import told
-from ckplan.planner.allocations import Allocations, allocations
+from ckplan.model.files.metadata import told
+from ckplan.planner.arena.allocations import Allocations, allocations
 from ckplan.planner.problem import Op, Problem
 from ckplan.runtime.feeds import has_memory_pattern
 from ckplan.runtime.problem_of import problem_of

@@ -13,7 +13,7 @@ import math
 
 import onnx_ir as ir
 
-from ckplan.planner.arena import chunk_size
+from ckplan.planner.arena.regions import chunk_size
 from ckplan.runtime.sizes import bytes_of, dimensions_of
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose"})

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
-from ckplan.planner.arena import chunk_size
+from ckplan.planner.arena.regions import chunk_size
 from ckplan.planner.problem import Freed, Mark, Piece
 
 Dims = tuple[int, ...]

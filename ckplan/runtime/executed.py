@@ -15,9 +15,9 @@ from ckplan.errors import ModelError
 from ckplan.isolation.evaluate import MEMORY, SECONDS, EvaluationError, evaluate
 from ckplan.isolation.folders import temporary_folder
 from ckplan.model.half import loading_advice
+from ckplan.model.inference.stand_ins import KEEP_BYTES, KEEP_IN_ALL, stand_in
 from ckplan.model.nested_graphs import subgraphs
 from ckplan.model.node_reads import reads
-from ckplan.model.stand_ins import KEEP_BYTES, KEEP_IN_ALL, stand_in
 from ckplan.model.validity import CHECK_IT
 from ckplan.operators.sessions import clean
 from ckplan.planner.problem import Problem

@@ -9,12 +9,12 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.keys import PLACE, RESERVATION, ROLE
-from ckplan.model.metadata import told
-from ckplan.planner.allocations import Allocations
-from ckplan.planner.arena import UNIT, Arena
-from ckplan.planner.cells import APART, POOL, WALL, WALL_BYTES, Cell, Layout, Moment
-from ckplan.planner.pools import best_pools
-from ckplan.planner.slots import SLOT_WALL
+from ckplan.model.files.metadata import told
+from ckplan.planner.arena.allocations import Allocations
+from ckplan.planner.arena.cells import APART, POOL, WALL, WALL_BYTES, Cell, Layout, Moment
+from ckplan.planner.arena.pools import best_pools
+from ckplan.planner.arena.regions import UNIT, Arena
+from ckplan.planner.arena.slots import SLOT_WALL
 from ckplan.runtime.allocations_of import allocations_of
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.sizes import bytes_of, smallest_fed
@@ -35,7 +35,7 @@ def fitting_pools(
     Args:
         executed: what onnxruntime executes of a file, nodes in execution order.
         model: the file.
-        seed: see `ckplan.planner.pools.best_pools`.
+        seed: see `ckplan.planner.arena.pools.best_pools`.
         places: see there.
         below: see there.
         enough: see there.

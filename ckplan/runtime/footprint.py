@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.model.metadata import listed_names, told
-from ckplan.model.weights import lies_outside
-from ckplan.planner.allocations import Allocations, steady_arena
+from ckplan.model.files.metadata import listed_names, told
+from ckplan.model.files.weights import lies_outside
+from ckplan.planner.arena.allocations import Allocations, steady_arena
 from ckplan.planner.problem import Problem
 from ckplan.runtime.allocations_of import asked_by
 from ckplan.runtime.problem_of import problem_of

@@ -5,8 +5,8 @@ two buffers each, and works on transposed copies of sequences that do not run al
 (``scan_utils.cc``, ``LoopStateVariable``). Loop keeps the rows of what it outputs until the last step and then joins
 them, so that they are there twice (``loop.cc``, ``ConcatenateLoopOutput``); states are copied into the outputs, while
 those that the last step read and made are there. From its second step on a body has one block for all that it makes
-(memory patterns, see `ckplan.planner.allocations`). Each body has a frame and a pattern of its own, so an If in a body
-that runs again has a block, too, beside that of the body around it.
+(memory patterns, see `ckplan.planner.arena.allocations`). Each body has a frame and a pattern of its own, so an If in a
+body that runs again has a block, too, beside that of the body around it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ckplan.model.bodies import bodies_of, most_trips, state_count, tracks_of
-from ckplan.planner.allocations import allocations, pattern_block
-from ckplan.planner.arena import chunk_size
+from ckplan.planner.arena.allocations import allocations, pattern_block
+from ckplan.planner.arena.regions import chunk_size
 from ckplan.planner.problem import Kind, Piece, Problem
 from ckplan.planner.simulate import lifetimes, simulate
 from ckplan.runtime.execution_order import default_order, predecessors

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ckplan.planner.allocations import INNER_NODE, Allocations, Demand
+from ckplan.planner.arena.allocations import INNER_NODE, Allocations, Demand
 from ckplan.planner.problem import Freed, Mark, Piece
 
 NUMBER, CONDITION = 8, 1

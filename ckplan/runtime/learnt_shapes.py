@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.bodies import bodies_of
-from ckplan.model.infer import NodeInference, small_constant
+from ckplan.model.inference.infer import NodeInference, small_constant
 from ckplan.model.nested_graphs import all_nodes, subgraphs
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import DIMENSIONS, dimensions_of

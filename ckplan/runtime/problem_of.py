@@ -12,7 +12,7 @@ from ckplan.arguments import check_kind
 from ckplan.errors import ModelError
 from ckplan.keys import CHECKPOINTS
 from ckplan.model.costs import node_cost, seconds
-from ckplan.model.metadata import listed_names
+from ckplan.model.files.metadata import listed_names
 from ckplan.model.node_reads import reads
 from ckplan.model.traits import is_backward, is_heavy, why_only_once
 from ckplan.planner.problem import Kind, Op, Piece, Problem, Tensor

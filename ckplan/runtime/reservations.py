@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from ckplan.planner.allocations import Allocations, Demand, ExpectedArena, expected_arena, written
-from ckplan.planner.arena import DEFAULT, UNIT
+from ckplan.planner.arena.allocations import Allocations, Demand, ExpectedArena, expected_arena, written
+from ckplan.planner.arena.regions import DEFAULT, UNIT
 from ckplan.runtime.allocations_of import allocations_of
 
 Reservation = tuple[int, ...]

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ckplan.operators.matching import input_of, is_op
 from ckplan.operators.outside import index_input, place_bytes, places_outside
 from ckplan.operators.table import operator_of
-from ckplan.planner.arena import chunk_size
+from ckplan.planner.arena.regions import chunk_size
 from ckplan.planner.problem import Mark, Piece
 from ckplan.runtime.columns import columns_of
 from ckplan.runtime.einsum import einsum_pieces, einsum_workspace

@@ -15,8 +15,8 @@ from ckplan.display import reason_of
 from ckplan.errors import ModelError, UsageError
 from ckplan.isolation.arrays import Array
 from ckplan.model.constants import hoist
-from ckplan.model.read import read
-from ckplan.model.saving import write_text
+from ckplan.model.files.read import read
+from ckplan.model.files.saving import write_text
 from ckplan.model.torch_files.default_exporter import read_signature
 from ckplan.model.torch_files.old_exporter import separate_merged
 from ckplan.model.torch_files.ties import join_transposed

@@ -19,11 +19,11 @@ from ckplan.autodiff.evaluation import LossGraph, loss_graph
 from ckplan.autodiff.lora import add_adapters
 from ckplan.errors import ModelError, UsageError
 from ckplan.isolation.arrays import Array
-from ckplan.model.default_sizes import SizesError
-from ckplan.model.external import in_one_folder
+from ckplan.model.files.external import in_one_folder
+from ckplan.model.files.metadata import listed_names, told
+from ckplan.model.files.read import read
 from ckplan.model.loading import load
-from ckplan.model.metadata import listed_names, told
-from ckplan.model.read import read
+from ckplan.model.sizes.default_sizes import SizesError
 from ckplan.training.buffers import bind, ort_value, run_bound
 from ckplan.training.data import Data, batches, fitted
 from ckplan.training.export import separate_statistics

@@ -18,11 +18,12 @@ from ckplan.arguments import check_table, path_of
 from ckplan.autodiff.lora import Layer, Lora
 from ckplan.errors import UsageError
 from ckplan.isolation.arrays import Array
-from ckplan.model.function_constants import share_constants
-from ckplan.model.linear_models import write_linear_models
-from ckplan.model.read import read
-from ckplan.model.saving import save
-from ckplan.model.statistics import STATISTICS, separate_from_scales
+from ckplan.model.files.read import read
+from ckplan.model.files.saving import save
+from ckplan.model.files.weights import scratch_folder
+from ckplan.model.normal_form.function_constants import share_constants
+from ckplan.model.normal_form.linear_models import write_linear_models
+from ckplan.model.normal_form.statistics import STATISTICS, separate_from_scales
 from ckplan.model.structure import are_equal, structure_of
 from ckplan.model.torch_files.constrained import keep_forms
 from ckplan.model.torch_files.default_exporter import read_signature
@@ -32,7 +33,6 @@ from ckplan.model.torch_files.repeats import join_repeated
 from ckplan.model.torch_files.ties import has_made_up_name
 from ckplan.model.torch_files.unfold import unfold
 from ckplan.model.validity import check_calls
-from ckplan.model.weights import scratch_folder
 from ckplan.operators.matching import is_op
 from ckplan.training.adapters import insert_adapters, merged
 from ckplan.training.data import array_given

@@ -20,10 +20,10 @@ from ckplan.errors import ModelError
 from ckplan.isolation.arrays import Array
 from ckplan.meter.facts import initial_states
 from ckplan.meter.ranges import upper_bound
-from ckplan.model.external import in_one_folder
-from ckplan.model.infer import static_shape
-from ckplan.model.metadata import finite, listed_names
-from ckplan.model.read import read
+from ckplan.model.files.external import in_one_folder
+from ckplan.model.files.metadata import finite, listed_names
+from ckplan.model.files.read import read
+from ckplan.model.inference.infer import static_shape
 from ckplan.operators.sessions import clean, open_session
 
 _SEEDS = 1 << 24

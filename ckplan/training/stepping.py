@@ -15,7 +15,7 @@ from ckplan.autodiff.optimizers.alone import update_graph
 from ckplan.autodiff.reading import dtype_of, shape_of
 from ckplan.errors import ModelError, UsageError
 from ckplan.isolation.arrays import Array
-from ckplan.model.infer import static_shape
+from ckplan.model.inference.infer import static_shape
 from ckplan.training.buffers import Buffers, bind, ort_value, run_bound
 from ckplan.training.stepfile import StepFile, session_of
 

@@ -15,8 +15,8 @@ from ckplan.model.nested_graphs import all_nodes
 from ckplan.model.node_reads import fed_tensor
 from ckplan.model.traits import is_heavy
 from ckplan.operators.matching import input_of
-from ckplan.planner.arena import DEFAULT
-from ckplan.planner.cells import WALL, Layout
+from ckplan.planner.arena.cells import WALL, Layout
+from ckplan.planner.arena.regions import DEFAULT
 from ckplan.planner.plan import Plan
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import lifetimes, simulate

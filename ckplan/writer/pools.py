@@ -3,11 +3,11 @@
 A step first makes tensors that nothing reads the data of. Each region is asked for by a tensor of its size, the smaller
 ones before the larger, while all before it are taken. Then it is taken again by tensors of the sizes of its cells, from
 its beginning on. When all are there, those that lie where pools are to be die; walls are there until the last node, and
-what keeps a place dies when the tensor is about to be made that is to lie there. See `ckplan.planner.pools` for what
-that is good for.
+what keeps a place dies when the tensor is about to be made that is to lie there. See `ckplan.planner.arena.pools` for
+what that is good for.
 
 At the beginning of the first region a little is left free, for the shapes that are made meanwhile and later; a wall
-keeps it apart from the rest, which is one pool. Between the two there may be slots, see `ckplan.planner.slots`.
+keeps it apart from the rest, which is one pool. Between the two there may be slots, see `ckplan.planner.arena.slots`.
 
 From the second run on onnxruntime would take one block for all tensors, in a region of its own. It does not do so for
 a graph that may be fed something other than tensors. So one input, which is fed as before, is an optional tensor: one
@@ -22,9 +22,9 @@ import onnx_ir as ir
 
 from ckplan.keys import PLACE, RESERVATION, ROLE
 from ckplan.model.node_reads import reads
-from ckplan.planner.arena import UNIT
-from ckplan.planner.cells import POOL, SPARE, WALL, WALL_BYTES, Cell, Layout, Moment, Placeholder
-from ckplan.planner.slots import SLOT, SLOT_WALL, slots_taken
+from ckplan.planner.arena.cells import POOL, SPARE, WALL, WALL_BYTES, Cell, Layout, Moment, Placeholder
+from ckplan.planner.arena.regions import UNIT
+from ckplan.planner.arena.slots import SLOT, SLOT_WALL, slots_taken
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of, hide_dimensions
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead, shape_constant
@@ -109,7 +109,7 @@ def make_cells(layout: Layout, edges: ControlEdges) -> tuple[list[ir.Node], ir.V
     """Nodes that cut the arena into cells.
 
     Args:
-        layout: see `ckplan.planner.cells`.
+        layout: see `ckplan.planner.arena.cells`.
         edges: maker of control edges, with a batch that the first node can be tied to.
 
     Returns:

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.keys import PHASE
-from ckplan.model.metadata import told
+from ckplan.model.files.metadata import told
 from ckplan.model.node_reads import captured, reads
 from ckplan.operators.matching import is_op
 from ckplan.runtime.cpu import CPU

@@ -6,8 +6,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ckplan.autodiff import TrainingGraph, build_training_graph, columns_apart
-from ckplan.autodiff.rules import depthwise_forms
+from ckplan.autodiff import TrainingGraph, build_training_graph
+from ckplan.autodiff.rewrites import columns_apart
+from ckplan.autodiff.rules.convolution import depthwise_forms
 from tests.autodiff.gradcheck import onnxruntime_run, parse, values
 
 SAME = "pads=[1,1,1,1], strides=[2,2]"

@@ -13,7 +13,7 @@ import pytest
 from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.reading import shape_of
 from ckplan.errors import UnsupportedOperatorsError
-from ckplan.model.execute import random_inputs
+from ckplan.model.inference.execute import random_inputs
 from ckplan.model.loading import normalise
 from tests.autodiff import gradcheck
 from tests.autodiff.reference_operators import use_reference_operators

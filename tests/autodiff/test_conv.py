@@ -10,7 +10,7 @@ import pytest
 
 from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.rules import conv_data_gradient, conv_forms, conv_weight_gradient, depthwise_forms
+from ckplan.autodiff.rules.convolution import conv_data_gradient, conv_forms, conv_weight_gradient, depthwise_forms
 from ckplan.autodiff.rules.windows import Window
 from ckplan.errors import UnsupportedOperatorsError
 from tests.autodiff.gradcheck import check_gradient, check_training_graph, infer, node_model, parse, values

@@ -9,7 +9,7 @@ import pytest
 
 from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.rules.conv_batch_norm import outline_conv_batch_norms
+from ckplan.autodiff.rules.convolution.conv_batch_norm import outline_conv_batch_norms
 from tests.autodiff.gradcheck import check_gradient, infer, values, weighed
 from tests.autodiff.reference_operators import use_reference_operators
 

@@ -6,8 +6,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ckplan.autodiff import TrainingGraph, build_training_graph, depthwise
-from ckplan.autodiff.rules import depthwise_planes
+from ckplan.autodiff import TrainingGraph, build_training_graph
+from ckplan.autodiff.rewrites import depthwise
+from ckplan.autodiff.rules.convolution import depthwise_planes
 from tests.autodiff.gradcheck import onnxruntime_run, parse, values
 
 #: Kernel, attributes, shape of the result for x of 12 x 9.

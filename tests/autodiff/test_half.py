@@ -15,10 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 from ckplan.autodiff import TrainingGraph, build_training_graph
 from ckplan.errors import ModelError
 from ckplan.meter import measure
-from ckplan.model.execute import random_inputs
+from ckplan.model.files.saving import save
 from ckplan.model.half import half_precision_notes, loading_advice
+from ckplan.model.inference.execute import random_inputs
 from ckplan.model.loading import normalise
-from ckplan.model.saving import save
 from tests.autodiff.gradcheck import node_model, onnxruntime_run, parse, reference, values
 from tests.autodiff.reference_operators import use_reference_operators  # noqa: F401  (a fixture)
 from tests.node_cases.retype import retyped

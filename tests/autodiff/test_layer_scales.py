@@ -6,8 +6,9 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ckplan.autodiff import TrainingGraph, build_training_graph, layer_scales
+from ckplan.autodiff import TrainingGraph, build_training_graph
 from ckplan.autodiff.reading import shape_of
+from ckplan.autodiff.rewrites import layer_scales
 from tests.autodiff.gradcheck import check_same_results, check_training_graph, parse, values
 
 FEEDS = {"x": values(2, 5, 3, 4, seed=8)}

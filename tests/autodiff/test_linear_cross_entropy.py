@@ -11,8 +11,8 @@ import pytest
 
 from ckplan import keys
 from ckplan.autodiff import build_training_graph
-from ckplan.autodiff.regions import largest_divisor, near_divisor
-from ckplan.autodiff.row_writing import block_of
+from ckplan.autodiff.pieces.regions import largest_divisor, near_divisor
+from ckplan.autodiff.pieces.row_writing import block_of
 from ckplan.errors import UsageError
 from ckplan.model.bodies import bodies_of
 from ckplan.model.costs import node_cost

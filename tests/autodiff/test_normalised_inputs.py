@@ -6,7 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ckplan.autodiff import TrainingGraph, build_training_graph, normalised_inputs
+from ckplan.autodiff import TrainingGraph, build_training_graph
+from ckplan.autodiff.rewrites import normalised_inputs
 from ckplan.model.traits import is_backward
 from tests.autodiff.gradcheck import onnxruntime_run, parse, values
 

@@ -12,7 +12,7 @@ import pytest
 
 import ckplan
 from ckplan import keys
-from ckplan.autodiff.regions import Region
+from ckplan.autodiff.pieces.regions import Region
 from ckplan.errors import UsageError
 from ckplan.pipeline import step_of
 from tests.autodiff.gradcheck import parse, values

@@ -11,7 +11,7 @@ import pytest
 
 import ckplan
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.presence import there
+from ckplan.autodiff.idioms.presence import there
 
 MODELS = Path(__file__).parents[2] / "sample_models"
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ckplan.autodiff.regions import Pieces, Region, refuse_idle, told
+from ckplan.autodiff.pieces.regions import Pieces, Region, refuse_idle, told
 from ckplan.errors import UsageError
 
 HEAD = Region("loss", "logits", "samples", 2048, 250 * 2**20, "loss_node", 8)

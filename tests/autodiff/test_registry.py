@@ -8,7 +8,7 @@ import pytest
 from ckplan.autodiff.losses.crossentropy import LOSS_OPERATORS
 from ckplan.autodiff.registry import NON_DIFFERENTIABLE, ZERO_DERIVATIVE, entries, lookup, rule
 from ckplan.errors import UsageError
-from ckplan.model.opset import MINIMUM_OPSET
+from ckplan.model.normal_form.opset import MINIMUM_OPSET
 
 OPERATORS = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""}
 

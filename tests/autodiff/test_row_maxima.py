@@ -6,8 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ckplan.autodiff import row_maxima
 from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.idioms import row_maxima
 from tests.autodiff.gradcheck import onnxruntime_run, reference, values
 
 

@@ -12,7 +12,7 @@ import pytest
 import ckplan
 from ckplan.autodiff import TrainingGraph, build_training_graph
 from ckplan.errors import ModelError
-from ckplan.model.own_files import forget_training
+from ckplan.model.files.own_files import forget_training
 from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, reference, values
 from tests.autodiff.test_engine import FEEDS, MLP, WEIGHTS
 

@@ -9,7 +9,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from ckplan.autodiff import build_training_graph, scattering
+from ckplan.autodiff import build_training_graph
+from ckplan.autodiff.idioms import scattering
 from tests.autodiff.gradcheck import check_gradient, infer, onnxruntime_run, values, weighed
 
 REDUCTIONS = ["none", "add", "mul", "max", "min"]

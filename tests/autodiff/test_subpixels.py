@@ -6,7 +6,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from ckplan.autodiff import TrainingGraph, build_training_graph, subpixels
+from ckplan.autodiff import TrainingGraph, build_training_graph
+from ckplan.autodiff.rewrites import subpixels
 from tests.autodiff.gradcheck import onnxruntime_run, parse, values
 
 #: Kernel, attributes, and height and width of the result for x of 6 x 5.

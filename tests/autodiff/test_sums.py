@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.sums import total
+from ckplan.autodiff.idioms.sums import total
 from tests.autodiff.gradcheck import onnxruntime_run
 
 

@@ -9,7 +9,8 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from ckplan.autodiff import TrainingGraph, scattering
+from ckplan.autodiff import TrainingGraph
+from ckplan.autodiff.idioms import scattering
 from ckplan.autodiff.reading import shape_of
 from ckplan.keys import PHASE
 from ckplan.runtime.executed import expected_timeline

@@ -14,7 +14,7 @@ import pytest
 
 from ckplan import __version__
 from ckplan.errors import EnvironmentUnavailableError
-from ckplan.model import saving
+from ckplan.model.files import saving
 from tests.cli.conftest import write_model
 from tests.cli.test_commands import failure, run
 from tests.cli.test_inference import write_branches

@@ -20,7 +20,7 @@ from ckplan.cli import cli
 from ckplan.errors import EnvironmentUnavailableError
 from ckplan.meter import measurement
 from ckplan.meter.errors import RunFailedError
-from ckplan.model import saving
+from ckplan.model.files import saving
 from tests.cli.conftest import write_model
 
 QUICK = ("--device", "cpu", "--runs", "1", "--threads", "1")

@@ -14,7 +14,7 @@ from ckplan.comparison import Settings, take
 from ckplan.comparison.taking import fingerprint_of
 from ckplan.errors import EnvironmentUnavailableError, InfeasibleError, UsageError
 from ckplan.meter import measure
-from ckplan.model.read import read
+from ckplan.model.files.read import read
 from tests.cli.conftest import write_model
 from tests.meter.test_inside import write_convolution
 

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ckplan.isolation import evaluate as evaluation
 from ckplan.isolation.evaluate import EvaluationError, evaluate
-from ckplan.model.execute import execute
+from ckplan.model.inference.execute import execute
 from ckplan.runtime.executed import executed_model
 from tests.meter.models import endless_loop, floats
 
@@ -66,7 +66,7 @@ def test_folding_constants_is_limited_too() -> None:
 
 
 def test_time_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ckplan.model.execute.SECONDS", 3.0)
+    monkeypatch.setattr("ckplan.model.inference.execute.SECONDS", 3.0)
     with pytest.raises(EvaluationError, match="it takes more than 3 s"):
         execute(endless(), X, ["y"])
     assert np.array_equal(execute(negation(), X, ["y"])[0][0], -X["x"])

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.model import is_constant, node_cost, normalise
-from ckplan.model.infer import static_shape
+from ckplan.model.inference.infer import static_shape
 
 SCAN = """g (float[steps,2,3] x) => (float[2,4] last, float[N,2,8] ys) {
     last, ys = Scan <num_scan_inputs = 1, body = b (float[A,B] h, float[A,C] r) => (float[A,B] n, float[D,E] y) {

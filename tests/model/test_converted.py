@@ -12,7 +12,7 @@ import pytest
 
 from ckplan.autodiff import build_training_graph
 from ckplan.model import load, normalise
-from ckplan.model.converted import put_right
+from ckplan.model.normal_form.converted import put_right
 from tests.autodiff.gradcheck import values
 
 RNG = np.random.default_rng(0)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckplan.errors import ModelError, UsageError
-from ckplan.model.dims import bind
-from ckplan.model.expressions import evaluate
+from ckplan.model.sizes.dims import bind
+from ckplan.model.sizes.expressions import evaluate
 
 
 def graph(**inputs: Sequence[int | str | None] | None) -> ir.Graph:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.model.effort import is_quick
+from ckplan.model.inference.effort import is_quick
 
 
 def test_work_is_told_before_it_starts() -> None:

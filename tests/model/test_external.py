@@ -13,8 +13,8 @@ from onnx import helper, numpy_helper
 
 from ckplan.errors import ModelError
 from ckplan.model import load
-from ckplan.model.external import external_tensors, in_one_folder
-from ckplan.model.read import read
+from ckplan.model.files.external import external_tensors, in_one_folder
+from ckplan.model.files.read import read
 from tests.isolation.limits import few_open_files
 from tests.model.external_models import arrays, attention, refer, write_external, write_hub_cache
 

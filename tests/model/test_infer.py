@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.model.infer import NodeInference
+from ckplan.model.inference.infer import NodeInference
 
 
 def value(name: str, dims: list[int | str] | None) -> ir.Value:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ckplan.errors import ModelError
-from ckplan.model.parameter_list import read_names
+from ckplan.model.files.parameter_list import read_names
 
 NAMES = ("layers.0.weight", "layers.0.bias", "head")
 

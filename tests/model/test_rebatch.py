@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ckplan.errors import ModelError
 from ckplan.model import load
-from ckplan.model.rebatch import rebind_target
+from ckplan.model.sizes.rebatch import rebind_target
 from tests.model.models import Arrays, assert_normal, normal, parse, run, write
 
 

@@ -14,7 +14,8 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.errors import EnvironmentUnavailableError, UsageError
-from ckplan.model import load, save, saving, weights
+from ckplan.model import load, save
+from ckplan.model.files import saving, weights
 from tests.model.models import normal, parse, run, write
 
 TEXT = '<ir_version: 10, opset_import: ["" : 21]> g (float[2, 30] x) => (float[2, 40] y) { y = MatMul(x, w) }'

@@ -13,7 +13,7 @@ import pytest
 
 import ckplan
 from ckplan import keys
-from ckplan.autodiff.regions import Pieces
+from ckplan.autodiff.pieces.regions import Pieces
 from ckplan.errors import InfeasibleError, UsageError
 from ckplan.pipeline import Planned, Step, StepOptions, left_whole, open_step, planning
 from ckplan.planner import lower_bound

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from ckplan.planner.addresses import Addresses, Asked, Effort, asked_in
-from ckplan.planner.cells import MADE
+from ckplan.planner.arena.addresses import Addresses, Asked, Effort, asked_in
+from ckplan.planner.arena.cells import MADE
 
 
 def _asked(*lives: tuple[int, int, int]) -> Asked:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckplan.planner.allocations import (
+from ckplan.planner.arena.allocations import (
     Allocations,
     Demand,
     allocations,
@@ -13,7 +13,7 @@ from ckplan.planner.allocations import (
     smallest_limit,
     written,
 )
-from ckplan.planner.arena import ArenaSettings
+from ckplan.planner.arena.regions import ArenaSettings
 from ckplan.planner.problem import Kind, Op, Problem, Tensor
 
 MIB = 2**20

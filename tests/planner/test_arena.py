@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckplan.planner.arena import UNIT, Arena, ArenaFullError, ArenaSettings
+from ckplan.planner.arena.regions import UNIT, Arena, ArenaFullError, ArenaSettings
 
 MIB = 2**20
 

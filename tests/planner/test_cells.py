@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckplan.planner.arena import UNIT
-from ckplan.planner.cells import POOL, SMALLEST, SPARE, WALL, WALL_BYTES, parts_of
-from ckplan.planner.cutting import rows_of
+from ckplan.planner.arena.cells import POOL, SMALLEST, SPARE, WALL, WALL_BYTES, parts_of
+from ckplan.planner.arena.cutting import rows_of
+from ckplan.planner.arena.regions import UNIT
 
 _CELL = st.one_of(
     st.tuples(st.integers(SMALLEST, 40 * SMALLEST), st.sampled_from((POOL, 0))),

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckplan.planner import Problem, simulate
-from ckplan.planner.eviction import Pass, evict, evicting
-from ckplan.planner.eviction_weights import Weights
+from ckplan.planner.eviction.evict import Pass, evict, evicting
+from ckplan.planner.eviction.weights import Weights
 from ckplan.planner.frontier import Effort, Kept, cheapest, frontier, knee, lowest, undominated
 from ckplan.planner.minimum_cut import between_passes
 from ckplan.planner.order import best_order

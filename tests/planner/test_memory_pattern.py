@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckplan.planner.arena import UNIT, chunk_size
-from ckplan.planner.memory_pattern import block_of
+from ckplan.planner.arena.memory_pattern import block_of
+from ckplan.planner.arena.regions import UNIT, chunk_size
 
 Steps = list[tuple[list[int], list[int]]]
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ckplan.planner import Kind, Problem
 from ckplan.planner.bounds import working_set
-from ckplan.planner.eviction import evict
+from ckplan.planner.eviction.evict import evict
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.order import best_order
 from ckplan.planner.overhead_bound import bound_at, bound_curve, least_overhead

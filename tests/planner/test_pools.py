@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from ckplan.planner import directing
-from ckplan.planner import pools as pools_of_arena
-from ckplan.planner.allocations import Allocations, Demand, requests
-from ckplan.planner.arena import UNIT, Arena
-from ckplan.planner.cells import APART, MADE, POOL, SPARE, WALL, WALL_BYTES, Layout, Regions, lacking, released
-from ckplan.planner.pools import best_pools
-from ckplan.planner.slots import SLOT, slots_for, slots_taken
+from ckplan.planner.arena import directing
+from ckplan.planner.arena import pools as pools_of_arena
+from ckplan.planner.arena.allocations import Allocations, Demand, requests
+from ckplan.planner.arena.cells import APART, MADE, POOL, SPARE, WALL, WALL_BYTES, Layout, Regions, lacking, released
+from ckplan.planner.arena.pools import best_pools
+from ckplan.planner.arena.regions import UNIT, Arena
+from ckplan.planner.arena.slots import SLOT, slots_for, slots_taken
 
 MIB = 2**20
 REGION = MIB // UNIT

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 from onnx import helper
 
-from ckplan.planner.arena import chunk_size
+from ckplan.planner.arena.regions import chunk_size
 from ckplan.planner.problem import Freed, Mark
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.workspace import OUTPUTS_FIRST

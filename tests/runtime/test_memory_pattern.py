@@ -15,8 +15,8 @@ from ckplan.meter.measurement import request_for
 from ckplan.meter.process import run_job
 from ckplan.model import save
 from ckplan.pipeline import rewrite, step_of
-from ckplan.planner.allocations import Allocations, pattern_block
-from ckplan.planner.arena import chunk_size
+from ckplan.planner.arena.allocations import Allocations, pattern_block
+from ckplan.planner.arena.regions import chunk_size
 from ckplan.planner.strategies import parse_strategy
 from ckplan.runtime.allocations_of import allocations_of
 from ckplan.runtime.executed import executed_model

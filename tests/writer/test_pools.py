@@ -15,10 +15,10 @@ from ckplan.keys import PLACE, RESERVATION, ROLE
 from ckplan.meter import measure, smallest_arena
 from ckplan.pipeline.arena_forms import in_pools
 from ckplan.pipeline.plan_files import write_plan
-from ckplan.planner.allocations import held_wherever
-from ckplan.planner.arena import UNIT, Arena
-from ckplan.planner.cells import APART, SMALLEST, SPARE, UNCUT, WALL_BYTES, Cell, Layout, Moment, Placeholder
-from ckplan.planner.slots import MOST_SLOTS, SLOT, slots_taken
+from ckplan.planner.arena.allocations import held_wherever
+from ckplan.planner.arena.cells import APART, SMALLEST, SPARE, UNCUT, WALL_BYTES, Cell, Layout, Moment, Placeholder
+from ckplan.planner.arena.regions import UNIT, Arena
+from ckplan.planner.arena.slots import MOST_SLOTS, SLOT, slots_taken
 from ckplan.runtime.allocations_of import allocations_of
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.executed import executed_model

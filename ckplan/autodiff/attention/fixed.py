@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import required_input, shape_of, size_of
-from ckplan.model.node_evaluation import evaluated
+from ckplan.model.inference.node_evaluation import evaluated
 from ckplan.operators.matching import is_op
 from ckplan.operators.table import ELEMENTWISE
 

@@ -21,8 +21,8 @@ from ckplan.autodiff.attention.replacement import emit_pieces, fill_body
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, new_value
 from ckplan.autodiff.paths import depends
+from ckplan.autodiff.pieces.regions import largest_divisor
 from ckplan.autodiff.reading import shape_of
-from ckplan.autodiff.regions import largest_divisor
 
 
 def most_pieces(attention: Attention, pieces: int, wanted: Container[ir.Value]) -> int:

@@ -12,8 +12,8 @@ from ckplan.autodiff.attention.pattern import attention_of
 from ckplan.autodiff.attention.replacement import replace
 from ckplan.autodiff.attention.shown_keys import BLOCKS
 from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.pieces.regions import Region, largest_divisor
 from ckplan.autodiff.reading import dtype_of, shape_of, size_of
-from ckplan.autodiff.regions import Region, largest_divisor
 from ckplan.operators.matching import is_op
 
 

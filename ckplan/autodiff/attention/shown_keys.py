@@ -26,8 +26,8 @@ from ckplan.autodiff.attention.replacement import replace
 from ckplan.autodiff.attention.stretches import cut_stretch, split_stretches
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.bodies import copy_nodes
+from ckplan.autodiff.idioms.slices import stretch
 from ckplan.autodiff.reading import shape_of
-from ckplan.autodiff.slices import stretch
 from ckplan.operators.matching import is_op
 
 BLOCKS = "ckplan/blocks"

@@ -18,8 +18,8 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.bodies import copy_nodes
+from ckplan.autodiff.idioms.slices import slice_axes, stretch
 from ckplan.autodiff.reading import attr_int, attr_ints, factor_of, required_input, shape_of
-from ckplan.autodiff.slices import slice_axes, stretch
 from ckplan.model.nested_graphs import all_nodes, graphs_in
 from ckplan.model.traits import is_backward
 from ckplan.operators.matching import is_op

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.presence import there
+from ckplan.autodiff.idioms.presence import there
 from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.keys import PHASE

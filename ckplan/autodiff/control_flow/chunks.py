@@ -19,13 +19,13 @@ from ckplan.autodiff.control_flow.bodies import BodyBuilder, close, copy_nodes, 
 from ckplan.autodiff.control_flow.loop import loop_as_scan
 from ckplan.autodiff.control_flow.policy import keep_patterns, spread_patterns
 from ckplan.autodiff.control_flow.recurrence import Track, name_states, row_shape, scan_of, track_attributes
+from ckplan.autodiff.idioms.slices import stretch
 from ckplan.autodiff.paths import discard
 from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.registry import NoGradientError, collect
-from ckplan.autodiff.slices import stretch
 from ckplan.errors import UsageError
 from ckplan.keys import PHASE
-from ckplan.model.generators import seed_anew
+from ckplan.model.normal_form.generators import seed_anew
 
 Chunks = int | Literal["sqrt"]
 """How many chunks; ``sqrt``: as many as a chunk has steps, about."""

@@ -33,7 +33,7 @@ from ckplan.autodiff.reading import attr_int, shape_of
 from ckplan.autodiff.registry import NoGradientError
 from ckplan.keys import PHASE
 from ckplan.model.bodies import changing_states, fixed_trips
-from ckplan.model.infer import static_shape
+from ckplan.model.inference.infer import static_shape
 from ckplan.model.node_reads import captured, needed_nodes
 from ckplan.operators.matching import is_op
 

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ckplan.errors import UsageError
 from ckplan.keys import STORE
-from ckplan.model.metadata import listed_names
+from ckplan.model.files.metadata import listed_names
 from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.traits import is_heavy, is_random
 

@@ -27,7 +27,7 @@ from ckplan.autodiff.formulas.polynomials import Polynomial, applied, is_same, n
 from ckplan.autodiff.formulas.replacement import TYPES, is_private, nodes_inside, reduced_axis, replace_formula
 from ckplan.autodiff.losses.head import SHAPE_ONLY, before_reshapes
 from ckplan.autodiff.reading import dtype_of, shape_of, size_of
-from ckplan.model.opset import may_raise, raise_opset
+from ckplan.model.normal_form.opset import may_raise, raise_opset
 from ckplan.operators.matching import is_op
 
 _MEANS: Mapping[int, Polynomial] = {0: number(1.0), 1: quantity("mean"), 2: quantity("square")}

@@ -14,9 +14,9 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.idioms.slices import slice_axes
 from ckplan.autodiff.losses.head import SHAPE_ONLY, before_reshapes
 from ckplan.autodiff.reading import attr_int, required_input, shape_of, size_of
-from ckplan.autodiff.slices import slice_axes
 from ckplan.model.node_reads import fixed_tensor
 from ckplan.operators.matching import is_op
 

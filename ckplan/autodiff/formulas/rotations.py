@@ -22,7 +22,7 @@ from ckplan.autodiff.losses.head import before_reshapes
 from ckplan.autodiff.paths import depends
 from ckplan.autodiff.reading import attr_int, required_input, shape_of
 from ckplan.model.node_reads import fixed_integers
-from ckplan.model.opset import may_raise, raise_opset
+from ckplan.model.normal_form.opset import may_raise, raise_opset
 from ckplan.operators.matching import is_op, made_by
 
 _OPERATOR = "RotaryEmbedding"

@@ -4,8 +4,8 @@ The loss of one sample is ``logsumexp(x) - x[label]`` and its gradient ``softmax
 or their LogSoftmax in the same buffer, are kept for the backward pass. onnxruntime computes Softmax and LogSoftmax over
 the last axis and ScatterElements in the buffer of their input, so that logits, logarithms, probabilities and gradient
 take one buffer between them, if the factor 1/N of the mean, or those of the samples, are left to the matrix product
-before them (`ckplan.autodiff.row_factors`). With a vocabulary of 50,000 words a second buffer of that size would often
-be the peak of the whole step.
+before them (`ckplan.autodiff.idioms.row_factors`). With a vocabulary of 50,000 words a second buffer of that size would
+often be the peak of the whole step.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
+from ckplan.autodiff.idioms.sums import total
 from ckplan.autodiff.reading import attr_int, attr_ints, attr_str, dtype_of, required_input, shape_of
-from ckplan.autodiff.sums import total
 from ckplan.keys import CLASS_WEIGHTS, CLASSES, IGNORED_LABEL
 from ckplan.model.constants import mark_constant
 from ckplan.model.traits import LOSS_OPERATORS

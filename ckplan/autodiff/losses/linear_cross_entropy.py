@@ -22,6 +22,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_scan, new_value
+from ckplan.autodiff.idioms.row_maxima import row_maxima
 from ckplan.autodiff.losses.crossentropy import labels_of, reduce_losses
 from ckplan.autodiff.losses.known_slopes import known_slopes
 from ckplan.autodiff.losses.one_pass_head import emit_one_pass
@@ -29,9 +30,8 @@ from ckplan.autodiff.losses.output_layer import Layer, layer_of, product
 from ckplan.autodiff.losses.softmax_statistics import OPERATOR, wanted_of
 from ckplan.autodiff.losses.statistics_head import emit_head
 from ckplan.autodiff.paths import depends, discard
+from ckplan.autodiff.pieces.regions import Pieces, Region, largest_divisor
 from ckplan.autodiff.reading import dtype_of, required_input, shape_of, size_of
-from ckplan.autodiff.regions import Pieces, Region, largest_divisor
-from ckplan.autodiff.row_maxima import row_maxima
 from ckplan.keys import PHASE, PIECES
 
 

@@ -11,13 +11,13 @@ import onnx_ir as ir
 from ckplan.autodiff.breaks import between, reached_by
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
-from ckplan.autodiff.evidence import judge
+from ckplan.autodiff.idioms.sums import total
 from ckplan.autodiff.losses.crossentropy import declare_classes, emit_cross_entropy, prepare_labels
 from ckplan.autodiff.losses.head import Head, behind_softmax, chosen_from, head_of, main_output, scored_axis
 from ckplan.autodiff.quantisation import is_quantised
 from ckplan.autodiff.reading import is_floating, shape_of, size_of
-from ckplan.autodiff.sums import total
-from ckplan.autodiff.uses import uses_of
+from ckplan.autodiff.selection.evidence import judge
+from ckplan.autodiff.selection.uses import uses_of
 from ckplan.display import did_you_mean, shortened
 from ckplan.errors import ModelError, UsageError
 from ckplan.operators.matching import input_of, is_op

@@ -25,12 +25,12 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
+from ckplan.autodiff.idioms.presence import read_after
+from ckplan.autodiff.idioms.slices import slice_axes, stretch
+from ckplan.autodiff.idioms.sums import total
 from ckplan.autodiff.losses.crossentropy import Labels, labels_of, reduce_losses
 from ckplan.autodiff.losses.output_layer import Layer, product
-from ckplan.autodiff.presence import read_after
 from ckplan.autodiff.reading import dtype_of, shape_of, size_of
-from ckplan.autodiff.slices import slice_axes, stretch
-from ckplan.autodiff.sums import total
 from ckplan.keys import ONCE
 
 BANDS = 16

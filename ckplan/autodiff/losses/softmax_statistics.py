@@ -7,7 +7,7 @@ classes, and ``n`` that by the normaliser, the gradient of a row of logits is
     t softmax(z) + g onehot(y) + h w,    t = n - g - h sum(w),
 
 which is ``t (softmax(z) + g/t onehot(y))``, made in place but for the factor of the row, and a product of two vectors;
-both are left to the matrix product before the logits (`ckplan.autodiff.row_factors`).
+both are left to the matrix product before the logits (`ckplan.autodiff.idioms.row_factors`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
+from ckplan.autodiff.idioms.presence import read_after
+from ckplan.autodiff.idioms.row_factors import Offsets, Rows
+from ckplan.autodiff.idioms.row_maxima import row_maxima
 from ckplan.autodiff.losses.crossentropy import labels_of, reduce_losses
 from ckplan.autodiff.losses.soft_targets import SoftTarget
 from ckplan.autodiff.losses.softmax_readers import Number, Readers, readers_of
-from ckplan.autodiff.presence import read_after
 from ckplan.autodiff.reading import attr_int, attr_str, dtype_of, required_input, shape_of, size_of
-from ckplan.autodiff.row_factors import Offsets, Rows
-from ckplan.autodiff.row_maxima import row_maxima
 from ckplan.operators.matching import input_of
 
 OPERATOR = "SoftmaxStatistics"

@@ -17,6 +17,9 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_scan, new_value
+from ckplan.autodiff.idioms.row_factors import Offsets
+from ckplan.autodiff.idioms.row_maxima import row_maxima
+from ckplan.autodiff.idioms.slices import slice_axes, stretch
 from ckplan.autodiff.losses.known_slopes import KnownSlopes
 from ckplan.autodiff.losses.one_pass_head import bands_of, go_through, outline_once
 from ckplan.autodiff.losses.output_layer import Layer, product
@@ -30,9 +33,6 @@ from ckplan.autodiff.losses.softmax_statistics import (
     wanted_of,
 )
 from ckplan.autodiff.reading import shape_of, size_of
-from ckplan.autodiff.row_factors import Offsets
-from ckplan.autodiff.row_maxima import row_maxima
-from ckplan.autodiff.slices import slice_axes, stretch
 from ckplan.keys import PHASE, PIECES
 
 LOSS = "ckplan.loss"

@@ -20,13 +20,13 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import DOMAIN, outline
+from ckplan.autodiff.idioms.row_maxima import row_maxima
+from ckplan.autodiff.idioms.slices import stretch
+from ckplan.autodiff.idioms.sums import total
 from ckplan.autodiff.losses.crossentropy import labels_of, reduce_losses
 from ckplan.autodiff.losses.output_layer import Layer, layer_of
 from ckplan.autodiff.paths import discard
 from ckplan.autodiff.reading import attr_int, required_input, shape_of, size_of
-from ckplan.autodiff.row_maxima import row_maxima
-from ckplan.autodiff.slices import stretch
-from ckplan.autodiff.sums import total
 from ckplan.operators.matching import is_op
 
 PARTS = 4

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.presence import there
+from ckplan.autodiff.idioms.presence import there
 from ckplan.autodiff.registry import NoGradientError
 
 _ALPHA: dict[str, float | None] = {

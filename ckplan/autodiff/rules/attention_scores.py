@@ -16,9 +16,9 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.idioms.transposes import before_transpose
 from ckplan.autodiff.reading import attr_ints, required_input, shape_of
 from ckplan.autodiff.rules.windows import pad_axes
-from ckplan.autodiff.transposes import before_transpose
 from ckplan.model.traits import is_backward
 from ckplan.operators.matching import is_op, made_by
 

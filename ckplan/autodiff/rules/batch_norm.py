@@ -26,7 +26,7 @@ def batch_normalization(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 
     In inference mode mean and variance are constants of the step. x is kept only if the scale is trained: dscale from
     y would be (y - B) / scale, and scales of zero and nearly zero are common. Behind a Conv that nothing else reads,
-    :mod:`ckplan.autodiff.rules.conv_batch_norm` does without x.
+    :mod:`ckplan.autodiff.rules.convolution.conv_batch_norm` does without x.
 
     The running statistics that training mode outputs depend on x too, which costs something only if the loss does.
     Gradients of the statistics that go in are found where a model computes them.

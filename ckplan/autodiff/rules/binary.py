@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
-from ckplan.autodiff.lowest_at_zero import infinite_at_zero, is_lowest_at_zero
+from ckplan.autodiff.idioms.lowest_at_zero import infinite_at_zero, is_lowest_at_zero
 from ckplan.autodiff.reading import dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import rule
 

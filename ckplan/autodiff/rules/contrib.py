@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
-from ckplan.autodiff.presence import there
+from ckplan.autodiff.idioms.presence import there
 from ckplan.autodiff.reading import attr_int, is_floating, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.operators.matching import input_of

@@ -8,11 +8,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
+from ckplan.autodiff.idioms.slices import stretch
 from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules import sampling
 from ckplan.autodiff.rules.windows import Window, window_of
-from ckplan.autodiff.slices import stretch
 from ckplan.operators.matching import input_of
 
 

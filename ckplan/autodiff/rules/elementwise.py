@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DETACH, DOMAIN
-from ckplan.autodiff.lowest_at_zero import infinite_at_zero, is_lowest_at_zero
+from ckplan.autodiff.idioms.lowest_at_zero import infinite_at_zero, is_lowest_at_zero
 from ckplan.autodiff.reading import required_input
 from ckplan.autodiff.registry import rule
 

@@ -15,14 +15,14 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
+from ckplan.autodiff.idioms.scattering import diagonal_sums, rows_of_diagonals, scatter_add, scatter_columns
+from ckplan.autodiff.idioms.slices import stretch
+from ckplan.autodiff.idioms.tables import Lookups, add_lookups, is_narrow
+from ckplan.autodiff.idioms.transposes import before_transpose
 from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.parts import gradient_of_part
 from ckplan.autodiff.rules.shape import pad
-from ckplan.autodiff.scattering import diagonal_sums, rows_of_diagonals, scatter_add, scatter_columns
-from ckplan.autodiff.slices import stretch
-from ckplan.autodiff.tables import Lookups, add_lookups, is_narrow
-from ckplan.autodiff.transposes import before_transpose
 from ckplan.keys import PADDING_ROW
 from ckplan.operators.matching import input_of
 

@@ -9,11 +9,11 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
-from ckplan.autodiff.presence import read_after
+from ckplan.autodiff.idioms.presence import read_after
+from ckplan.autodiff.idioms.slices import part_bounds, slice_axes, stretch
 from ckplan.autodiff.reading import attr_int, attr_str, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules import sampling
-from ckplan.autodiff.slices import part_bounds, slice_axes, stretch
 
 _MOST_PARTS = 4
 """Parts into which a batch goes."""

@@ -15,16 +15,16 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN
 from ckplan.autodiff.control_flow.bodies import BodyBuilder, close_body, emit_scan, new_value
+from ckplan.autodiff.idioms.row_factors import Offsets
+from ckplan.autodiff.idioms.scattering import Updates, joined, spread
+from ckplan.autodiff.idioms.slices import rows_from, slice_axes
 from ckplan.autodiff.losses.crossentropy import labels_of
 from ckplan.autodiff.losses.output_layer import product
+from ckplan.autodiff.pieces.regions import near_divisor
+from ckplan.autodiff.pieces.row_writing import WRITER, block_of, write_rows
 from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of, size_of
-from ckplan.autodiff.regions import near_divisor
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.row_factors import Offsets
-from ckplan.autodiff.row_writing import WRITER, block_of, write_rows
 from ckplan.autodiff.rules.losses import by_sample_weights, is_one, sample_slopes
-from ckplan.autodiff.scattering import Updates, joined, spread
-from ckplan.autodiff.slices import rows_from, slice_axes
 from ckplan.keys import PHASE, PIECES
 from ckplan.operators.matching import input_of
 

@@ -10,12 +10,12 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN
+from ckplan.autodiff.idioms.presence import read_after
+from ckplan.autodiff.idioms.row_factors import with_row_factors
+from ckplan.autodiff.idioms.sums import total
 from ckplan.autodiff.losses.crossentropy import Labels, labels_of
-from ckplan.autodiff.presence import read_after
 from ckplan.autodiff.reading import dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.row_factors import with_row_factors
-from ckplan.autodiff.sums import total
 
 _LARGE = 2**18
 """Elements of logits from which a second buffer of that size matters."""

@@ -22,9 +22,9 @@ import onnx_ir as ir
 from ckplan.autodiff.attention.fixed import Fixed, certainly, fixed_arrays
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN, outline
+from ckplan.autodiff.idioms.row_maxima import LEAST, row_maxima
 from ckplan.autodiff.reading import attr_int, required_input, shape_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.row_maxima import LEAST, row_maxima
 from ckplan.autodiff.rules.softmax import from_probabilities
 from ckplan.operators.matching import is_op
 

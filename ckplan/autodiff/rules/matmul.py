@@ -7,10 +7,10 @@ import math
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
+from ckplan.autodiff.idioms.row_factors import Rows, rows_of
 from ckplan.autodiff.reading import attr_float, attr_int, required_input, shape_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.row_factors import Rows, rows_of
-from ckplan.model.infer import static_shape
+from ckplan.model.inference.infer import static_shape
 from ckplan.model.traits import is_backward
 from ckplan.operators.matching import input_of
 

@@ -14,9 +14,9 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.control_flow.bodies import BodyBuilder
+from ckplan.autodiff.pieces.regions import near_divisor
 from ckplan.autodiff.reading import dtype_of, shape_of, size_of
 from ckplan.autodiff.recurrent.time_loop import States, scan
-from ckplan.autodiff.regions import near_divisor
 
 _BLOCK = 2**17
 """Numbers in a block: a few of them in single precision lie in the cache that a core has to itself."""

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.pieces.running_sums import add_to
 from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.rules.windows import pad_axes
-from ckplan.autodiff.running_sums import add_to
 
 _KEY = "ckplan.part"
 """Key in ``Value.meta``: the part that a value is zero beside, or what others gave."""

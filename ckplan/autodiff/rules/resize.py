@@ -12,10 +12,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
+from ckplan.autodiff.idioms.scattering import scatter_add
 from ckplan.autodiff.reading import attr_float, attr_int, attr_ints, attr_str, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules.resampling import Entries, Sampling, sampling_matrix
-from ckplan.autodiff.scattering import scatter_add
 from ckplan.operators.matching import input_of
 
 _SMALL = 4096

@@ -15,10 +15,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
+from ckplan.autodiff.idioms.slices import stretch
 from ckplan.autodiff.reading import attr_float, attr_int, attr_str, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
 from ckplan.autodiff.rules import sampling
-from ckplan.autodiff.slices import stretch
 
 #: Samples of one bin, at least half an element apart, that can lie within one element of a row, and two for rounding.
 _NEAR = 6

@@ -8,10 +8,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
+from ckplan.autodiff.idioms.slices import stretch
 from ckplan.autodiff.reading import attr_float, attr_ints, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules import sampling
-from ckplan.autodiff.slices import stretch
 
 
 @rule("MaxRoiPool", fixed=[1])

@@ -16,7 +16,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
-from ckplan.autodiff.presence import there
+from ckplan.autodiff.idioms.presence import there
 from ckplan.autodiff.reading import dtype_of, shape_of
 
 _CUBIC = -0.75

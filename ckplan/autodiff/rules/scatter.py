@@ -15,12 +15,12 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
+from ckplan.autodiff.idioms.scattering import scatter_add
 from ckplan.autodiff.reading import attr_int, attr_str, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import rule
+from ckplan.autodiff.rewrites.spread_rows import spread_rows
 from ckplan.autodiff.rules.gather import flat_indices
 from ckplan.autodiff.rules.shape import cut
-from ckplan.autodiff.scattering import scatter_add
-from ckplan.autodiff.spread_rows import spread_rows
 from ckplan.operators.matching import input_of
 
 

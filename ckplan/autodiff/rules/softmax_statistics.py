@@ -6,11 +6,11 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN
+from ckplan.autodiff.idioms.row_factors import Offsets, with_row_factors
 from ckplan.autodiff.losses.softmax_statistics import OPERATOR, derivatives_of, shares_of, slopes_of, wanted_of
 from ckplan.autodiff.losses.statistics_head import LOSS
 from ckplan.autodiff.reading import attr_int, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.row_factors import Offsets, with_row_factors
 from ckplan.autodiff.rules.linear_cross_entropy import Head, by_layer, made_at_once
 from ckplan.autodiff.rules.losses import is_one
 from ckplan.operators.matching import input_of

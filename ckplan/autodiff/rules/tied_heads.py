@@ -9,9 +9,9 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN
+from ckplan.autodiff.idioms.presence import read_after
 from ckplan.autodiff.losses.crossentropy import labels_of
 from ckplan.autodiff.losses.tied_heads import PARTS, part_of, parts_of, places
-from ckplan.autodiff.presence import read_after
 from ckplan.autodiff.reading import dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rules.losses import by_sample_weights, sample_slopes

@@ -6,10 +6,10 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
-from ckplan.autodiff.presence import there
+from ckplan.autodiff.idioms.presence import there
+from ckplan.autodiff.idioms.slices import stretch
 from ckplan.autodiff.reading import attr_ints, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import NoGradientError, rule
-from ckplan.autodiff.slices import stretch
 
 #: Whole numbers up to this are exact in float32.
 _EXACT = 2**24

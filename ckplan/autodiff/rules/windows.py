@@ -14,8 +14,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder
+from ckplan.autodiff.idioms.slices import slice_axes
 from ckplan.autodiff.reading import attr_ints, attr_str, required_input, shape_of
-from ckplan.autodiff.slices import slice_axes
 
 IN_PLANES_ELEMENTS = 2**16
 """Elements from which on a Pad is worth two nodes more: to pad them takes a GPU longer than to start a kernel."""

@@ -12,10 +12,10 @@ import onnx_ir as ir
 from ckplan import keys
 from ckplan.autodiff.builder import Builder, Operand
 from ckplan.autodiff.composites import outline
-from ckplan.autodiff.presence import there
+from ckplan.autodiff.idioms.presence import there
 from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of
 from ckplan.errors import ModelError
-from ckplan.model.generators import NEWEST_GENERATORS, seed_of
+from ckplan.model.normal_form.generators import NEWEST_GENERATORS, seed_of
 from ckplan.operators.matching import input_of
 
 

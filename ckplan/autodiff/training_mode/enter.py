@@ -13,7 +13,7 @@ from ckplan.autodiff.reading import attr_int, required_input, shape_of
 from ckplan.autodiff.training_mode.batch_norm import batch_normalization, splits
 from ckplan.autodiff.training_mode.dropout import dropout
 from ckplan.errors import ModelError
-from ckplan.model.infer import static_shape
+from ckplan.model.inference.infer import static_shape
 from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import needed_nodes
 from ckplan.operators.matching import input_of, is_op

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.constants import mark_constant, unused_name
-from ckplan.model.infer import static_shape
+from ckplan.model.inference.infer import static_shape
 from ckplan.operators.matching import input_of
 
 _NARROW = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from ckplan.model.contrib.expand import expand
 from ckplan.model.contrib.registry import MICROSOFT
-from ckplan.model.infer import NodeInference, is_known
+from ckplan.model.inference.infer import NodeInference, is_known
 from ckplan.model.node_reads import fixed_tensor
 
 

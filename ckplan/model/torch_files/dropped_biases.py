@@ -17,7 +17,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.constants import add_initializer, unused_name
-from ckplan.model.infer import static_shape
+from ckplan.model.inference.infer import static_shape
 from ckplan.model.torch_files.exporter_metadata import KIND, OPERAND, Operand, class_around, line_of
 from ckplan.operators.matching import is_op
 

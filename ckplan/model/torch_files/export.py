@@ -24,8 +24,8 @@ import onnx_ir as ir
 from ckplan.arguments import check_kind, check_table, file_to_write, names_of, path_of
 from ckplan.errors import EnvironmentUnavailableError, ModelError
 from ckplan.keys import FROZEN, OWN_GRADIENTS, STANDS_FOR
+from ckplan.model.files.saving import save
 from ckplan.model.literals import is_numbered
-from ckplan.model.saving import save
 from ckplan.model.structure import are_equal, structure_of
 from ckplan.model.torch_files.exporter_metadata import INPUT, SIGNATURE, TRACE, operand_of
 from ckplan.model.torch_files.no_grad_blocks import begin_of_block

@@ -11,7 +11,7 @@ from collections import Counter
 import onnx_ir as ir
 
 from ckplan import keys
-from ckplan.model.infer import static_shape
+from ckplan.model.inference.infer import static_shape
 from ckplan.model.torch_files.exporter_metadata import module_of
 from ckplan.model.torch_files.old_exporter import COMPUTED, scope_of
 

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from ckplan.display import shortened
 from ckplan.model.constants import copy_initializer
-from ckplan.model.infer import is_vector
+from ckplan.model.inference.infer import is_vector
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import has_one_value, is_unstructured
 from ckplan.model.torch_files.exporter_metadata import module_of

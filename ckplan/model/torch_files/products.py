@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from ckplan.model.infer import static_shape
+from ckplan.model.inference.infer import static_shape
 from ckplan.model.torch_files.exporter_metadata import is_product_name
 from ckplan.model.torch_files.functions import Array, add_parameter, array_of, make_instead
 from ckplan.model.torch_files.repeats import ROW

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from ckplan.display import shortened
 from ckplan.keys import STANDS_FOR
-from ckplan.model.infer import static_shape
+from ckplan.model.inference.infer import static_shape
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import are_equal, structure_of
 from ckplan.model.torch_files.exporter_metadata import is_moved_name

@@ -26,7 +26,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.display import shortened
-from ckplan.model.infer import static_shape
+from ckplan.model.inference.infer import static_shape
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import is_one_number, is_unstructured
 from ckplan.model.torch_files.concatenated import put_concat

@@ -1,0 +1,1 @@
+"""Several nodes that gradients are often written with, each as one function."""

@@ -1,0 +1,1 @@
+"""Passes that put equal nodes which take less memory or time in the place of some."""

@@ -1,0 +1,1 @@
+"""Gradients of convolutions, in the form that is fastest for their sizes."""

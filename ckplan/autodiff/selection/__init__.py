@@ -1,0 +1,1 @@
+"""What gradients are asked for, and what shows that a tensor is a parameter."""

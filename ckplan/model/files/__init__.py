@@ -1,0 +1,1 @@
+"""Model files on disk: read, their data in other files, written whole or not at all."""

@@ -1,0 +1,1 @@
+"""Shapes, types and what constants decide: inferred, folded, or learnt by running the model."""

@@ -1,0 +1,1 @@
+"""What a mask chooses of a tensor is computed of all its elements."""

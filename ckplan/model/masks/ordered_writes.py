@@ -1,0 +1,79 @@
+"""What masks write one element behind the other is looked up for all elements.
+
+``x.masked_scatter(mask, source)`` puts the first element of the source in the first place that the mask chooses, and so
+on: that is how features of images come among the tokens of a text. Exporters write a ScatterND in the places that a
+NonZero finds, of as many elements of the source as there are places. Here each element of x finds the one that is meant
+for it by how many were chosen before, and a Where keeps what is not chosen. If there are more places than elements, the
+Gather fails, as the ScatterND would.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from ckplan.model.inference.infer import static_shape
+from ckplan.model.masks.mask_rewriting import Mask, Rewriting, mask_of
+from ckplan.model.node_reads import fixed_integers
+from ckplan.model.rewiring import put_in_place
+from ckplan.operators.matching import input_of, made_by
+
+
+def look_up_in_order(rewriting: Rewriting) -> int:
+    """Look up what masks write in order, in place; what has told how much that is stays, and nobody reads it.
+
+    Returns:
+        How many ScatterND nodes there were.
+    """
+    count = 0
+    for node in list(rewriting.graph):
+        mask, source = _mask_of_places(node), _written(node)
+        if mask is not None and source is not None:
+            _look_up(rewriting, node, mask, source)
+            count += 1
+    return count
+
+
+def _mask_of_places(node: ir.Node) -> ir.Value | None:
+    """The mask in whose places a ScatterND writes single elements; None of other nodes."""
+    if node.op_type != "ScatterND" or node.domain or node.attributes.get_string("reduction", "none") != "none":
+        return None
+    turned = made_by(input_of(node, 1), "Transpose")
+    found = None if turned is None else made_by(turned.inputs[0], "NonZero")
+    mask, data = None if found is None else found.inputs[0], node.inputs[0]
+    if mask is None or data is None or not static_shape(mask) or static_shape(mask) != static_shape(data):
+        return None
+    return mask
+
+
+def _written(node: ir.Node) -> ir.Value | None:
+    """The vector of a fixed size of which a ScatterND writes the first elements; None if it writes something else."""
+    cut = made_by(input_of(node, 2), "Slice")
+    if cut is None or fixed_integers(cut, 1) != [0] or (input_of(cut, 4) is not None and fixed_integers(cut, 4) != [1]):
+        return None
+    source = cut.inputs[0]
+    sizes = None if source is None else static_shape(source)
+    return source if sizes is not None and len(sizes) == 1 and 0 not in sizes else None
+
+
+def _look_up(rewriting: Rewriting, node: ir.Node, whole: ir.Value, source: ir.Value) -> None:
+    data, mask = node.inputs[0], mask_of(whole)
+    assert data is not None
+    if math.prod(static_shape(source) or ()) % mask.repeats:
+        mask = Mask(whole)
+    rows = [mask.size, mask.repeats]  # each as long as what one element of the root chooses
+    chosen = rewriting.mask(node, mask.root, [mask.size], 0)
+    numbers = rewriting.emit(node, "Cast", chosen, to=int(ir.DataType.INT64))
+    numbers = rewriting.emit(node, "CumSum", numbers, rewriting.constant(np.asarray(0)))
+    numbers = rewriting.emit(node, "Sub", numbers, rewriting.numbers(1))
+    numbers = rewriting.emit(node, "Max", numbers, rewriting.numbers(0))
+    elements = rewriting.emit(node, "Reshape", source, rewriting.numbers(-1, mask.repeats))
+    written = rewriting.emit(node, "Gather", elements, numbers, axis=0)
+    chosen = rewriting.emit(node, "Reshape", chosen, rewriting.numbers(mask.size, 1))
+    kept = rewriting.emit(node, "Reshape", data, rewriting.numbers(*rows))
+    written = rewriting.emit(node, "Where", chosen, written, kept)
+    result = rewriting.emit(node, "Reshape", written, rewriting.numbers(*(static_shape(data) or ())))
+    result.type, result.shape = data.type, data.shape
+    put_in_place(node, result)

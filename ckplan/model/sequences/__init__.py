@@ -1,0 +1,1 @@
+"""Sequences of tensors whose make-up is known, in operators on tensors."""
