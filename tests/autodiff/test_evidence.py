@@ -452,6 +452,8 @@ def test_a_note_names_what_tensorflow_computed(name: str, told: bool) -> None:
         ("/Mul_3_output_0", {}, True),
         ("mul_2", {}, True),
         ("mul_2", {STANDS_FOR: "layer.weight"}, False),
+        ("embedding_1", {}, True),
+        ("slice_2", {}, True),
         ("/layer/Transpose_output_0", {}, False),
         ("multiplier", {}, False),
     ],
@@ -461,3 +463,10 @@ def test_a_note_names_what_a_tool_computed_beforehand(name: str, metadata: dict[
     found, notes = trained(name, values(16, 16), "product", **metadata)
     assert found == [name]
     assert (f"1 tensor(s) are trained that a tool computed of parameters or constants ('{name}')" in notes) == told
+
+
+@pytest.mark.parametrize("name", ["embedding", "embedding_1"])
+def test_no_note_says_of_a_table_that_a_tool_computed_it(name: str) -> None:
+    found, notes = trained(name, values(16, 16), "table")
+    assert found == [name]
+    assert "that a tool computed" not in notes

@@ -74,7 +74,8 @@ _TENSORFLOW_FOLDED = re.compile(
 
 _FOLDED_BY_TOOLS = re.compile(
     r"(.*/)?(?!Cast|Constant|Flatten|Identity|Reshape|Squeeze|Transpose|Unsqueeze)[A-Z][A-Za-z]*(_\d+)?_output_\d+"
-    r"|(add|cat|clamp|div|exp|index|mul|neg|pow|rsqrt|sigmoid|softmax|softplus|sqrt|stack|sub|sum|tanh|where)(_\d+)?"
+    r"|(add|addmm|bmm|cat|clamp|div|embedding|exp|expand|index|index_select|layer_norm|linear|matmul|mm|mul|neg|pow)(_\d+)?"
+    r"|(repeat|rsqrt|select|sigmoid|slice|softmax|softplus|sqrt|stack|sub|sum|tanh|where)(_\d+)?"
 )
 """How torch's exporters call what a node makes: an initializer is called so where a tool computed it beforehand."""
 _TENSORFLOW_CAPTURED = re.compile(r"Func/.*/input/_\d+(:\d+)?")
@@ -264,10 +265,13 @@ def is_folded_by_tensorflow(value: ir.Value) -> bool:
 def is_folded_by_a_tool(value: ir.Value) -> bool:
     """Whether a tool computed an initializer of parameters or constants, as the name of a node's output tells.
 
-    Simplifiers and onnxruntime's optimiser do; of what torch's exporters computed themselves they tell more.
+    Simplifiers and onnxruntime's optimiser do; of what torch's exporters computed themselves they tell more. A table
+    that rows are looked up in may be called ``embedding`` by those who wrote the model.
     """
     told = {KIND, STANDS_FOR} & value.metadata_props.keys() or folded_from(value)
-    return not told and _FOLDED_BY_TOOLS.fullmatch(str(value.name)) is not None
+    if told or any(use.node.op_type == "Gather" and use.idx == 0 for use in value.uses()):
+        return False
+    return _FOLDED_BY_TOOLS.fullmatch(str(value.name)) is not None
 
 
 def _judge_literal(value: ir.Value, uses: Set[Use]) -> Verdict:
