@@ -211,8 +211,12 @@ def fit(
         raise KeyboardInterrupt
     sizes = tuple(tried[size] for size in sorted(tried))
     if best is None:
+        least = sizes[0].least
+        more = "" if least is None else f", {least} bytes or more"
         raise InfeasibleError(
-            f"not even {name}=1 fits into {format_bytes(memory)}: {sizes[0].reason}", "give it more memory"
+            f"not even {name}={sizes[0].size} fits into {format_bytes(memory)}: {sizes[0].reason}",
+            f"give it more memory{more}",
+            least,
         )
     return Fit(name, memory, sizes, best, ended, timed_out)
 

@@ -82,7 +82,8 @@ def make_graphs(
     """
     if options.option("grad_ys"):
         raise UsageError("`--grad-ys` starts from given gradients, and a loop needs a loss", "name one with --loss")
-    optimizer = parse_optimizer(options.option("optimizer") or DEFAULT_OPTIMIZER)
+    named = options.option("optimizer")
+    optimizer = parse_optimizer(DEFAULT_OPTIMIZER if named is None else named)
     own = {name: value for name, value in options.training.items() if name not in _UPDATE}
     step = open_step(source, replace(options, training=own))
     training = step.training

@@ -138,6 +138,14 @@ def test_what_cannot_fit_is_refused() -> None:
         ckplan.fit(fixed, "1MiB")
 
 
+def test_a_refusal_names_memory_with_which_it_fits() -> None:
+    with pytest.raises(InfeasibleError) as refused:
+        ckplan.fit(MODEL, 12_000_000, optimizer="sgd", strategy="evict")
+    assert refused.value.least is not None
+    assert f"{refused.value.least} bytes or more" in refused.value.hint
+    assert ckplan.fit(MODEL, refused.value.least, optimizer="sgd", strategy="evict").largest.size >= 1
+
+
 def test_the_command(tmp_path: Path) -> None:
     output = tmp_path / "step.onnx"
     options = ("--memory", "14MiB", "--optimizer", "sgd", "--strategy", "evict", "--dim", "batch=?")

@@ -146,6 +146,11 @@ def test_given_gradients_have_no_loss_to_follow(tmp_path: Path) -> None:
         ckplan.artifacts(write_model(tmp_path / "model.onnx"), tmp_path / "made", grad_ys=["y5"])
 
 
+def test_an_empty_optimizer_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no optimizer ``"):
+        ckplan.artifacts(write_model(tmp_path / "model.onnx"), tmp_path / "made", optimizer="")
+
+
 def test_a_checkpoint_serves_every_batch_size(tmp_path: Path) -> None:
     options = {"loss": "cross-entropy", "training": True}
     one, other = (ckplan.artifacts(DIGITS, tmp_path / str(n), dims={"batch": n}, **options) for n in (4, 60))
