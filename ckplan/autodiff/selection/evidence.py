@@ -74,8 +74,8 @@ _TENSORFLOW_FOLDED = re.compile(
 
 _FOLDED_BY_TOOLS = re.compile(
     r"(.*/)?(?!Cast|Constant|Flatten|Identity|Reshape|Squeeze|Transpose|Unsqueeze)[A-Z][A-Za-z]*(_\d+)?_output_\d+"
-    r"|(add|addmm|bmm|cat|clamp|div|embedding|exp|expand|index|index_select|layer_norm|linear|matmul|mm|mul|neg|pow)(_\d+)?"
-    r"|(repeat|rsqrt|select|sigmoid|slice|softmax|softplus|sqrt|stack|sub|sum|tanh|where)(_\d+)?"
+    r"|(add|addmm|bmm|cat|clamp|div|embedding|exp|expand|index|index_select|layer_norm|linear|matmul|mm|mul|neg)(_\d+)?"
+    r"|(pow|repeat|rsqrt|select|sigmoid|slice|softmax|softplus|sqrt|stack|sub|sum|tanh|where)(_\d+)?"
 )
 """How torch's exporters call what a node makes: an initializer is called so where a tool computed it beforehand."""
 _TENSORFLOW_CAPTURED = re.compile(r"Func/.*/input/_\d+(:\d+)?")
