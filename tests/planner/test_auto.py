@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ckplan
 from benchmarks.strategies_compared import random_graph
 from ckplan.errors import CkplanError
 from ckplan.planner import Problem
@@ -23,6 +25,8 @@ from ckplan.planner.strategies.auto_stages import stages_of
 from ckplan.planner.strategies.exact import Exact
 from tests.planner.problems import problems, uneven_chain
 
+GPT = Path(__file__).parents[2] / "sample_models" / "gpt_tiny.onnx"
+
 
 def cost(problem: Problem, name: str, budget: int) -> float:
     """Seconds of a strategy's plan; infinite if it has none."""
@@ -31,6 +35,13 @@ def cost(problem: Problem, name: str, budget: int) -> float:
         return kind().solve(problem, budget).cost
     except CkplanError:  # also where a strategy has to be told what to keep
         return float("inf")
+
+
+@pytest.mark.parametrize("share", [0.45, 0.5])
+def test_minimum_cuts_are_no_cheaper_for_a_thousand_ops(share: float) -> None:
+    step = ckplan.open_model(GPT, dims={"batch": 16})
+    budget = int(share * step.baseline.peak_activations)
+    assert cost(step.problem, "auto", budget) <= cost(step.problem, "mincut", budget) * (1 + 1e-9)
 
 
 @settings(max_examples=10)

@@ -43,11 +43,11 @@ _QUICK: tuple[Strategy, ...] = (Speed(), Sqrt(), Mirror(), Segments(), Chen())
 _THOROUGH: tuple[tuple[Strategy, int], ...] = (
     (Memory(), 400),
     (Revolve(), 400),
-    (MinCut(), 400),
+    (MinCut(), 1_200),
     (Evict(), 100),
     (LowerSets(), 100),
 )
-"""Those that take some tenths of a second for graphs of so many ops; of larger ones they are not asked."""
+"""Those that take up to a second for graphs of so many ops; of larger ones they are not asked."""
 _REFUSED = 2_000
 """Ops of the largest graph for which `evict` is asked where nothing else was found."""
 _MOST_REPEATABLE = 160
