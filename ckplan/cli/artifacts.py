@@ -80,6 +80,8 @@ def command(
             show(artifacts.checked(found))
         return
     assert output is not None
+    if str(output) == "-":
+        raise UsageError("artifacts are several files, and stdout is one stream", "name a directory")
     from ckplan.bundle.making import check_folder, make_graphs, write_artifacts
 
     check_folder(output.absolute(), force)

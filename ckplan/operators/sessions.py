@@ -28,12 +28,16 @@ def use_custom_ops(library: str | os.PathLike[str]) -> None:
 
     Raises:
         ModelError: there is no such file.
+        EnvironmentUnavailableError: onnxruntime cannot use it; later sessions go without it.
     """
+    import onnxruntime
+
     file = path_of("the library of custom operators", library)
     if not file.is_file():
         raise ModelError(f"there is no library {library} of custom operators", "name the .so, .dylib or .dll")
     path = str(file.resolve())
     if path not in _LIBRARIES:
+        _register(onnxruntime.SessionOptions(), path)  # every session would fail of what it cannot use
         _LIBRARIES.append(path)
 
 
@@ -69,17 +73,26 @@ def open_session(
     import onnxruntime
 
     for library in _LIBRARIES:
-        try:
-            options.register_custom_ops_library(library)
-        except Exception as error:  # its exceptions have no base class of their own
-            reason = clean(str(error))[:300]
-            raise EnvironmentUnavailableError(
-                f"onnxruntime cannot use {library} as a library of custom operators ({reason})",
-                "build it for this system and this onnxruntime; it has to export RegisterCustomOps",
-            ) from error
+        _register(options, library)
     return onnxruntime.InferenceSession(
         source, options, providers=list(providers), disabled_optimizers=list(without) or None
     )
+
+
+def _register(options: Any, library: str) -> None:
+    """Give a session's options a library of custom operators.
+
+    Raises:
+        EnvironmentUnavailableError: onnxruntime cannot use it.
+    """
+    try:
+        options.register_custom_ops_library(library)
+    except Exception as error:  # its exceptions have no base class of their own
+        reason = clean(str(error))[:300]
+        raise EnvironmentUnavailableError(
+            f"onnxruntime cannot use {library} as a library of custom operators ({reason})",
+            "build it for this system and this onnxruntime; it has to export RegisterCustomOps",
+        ) from error
 
 
 def clean(message: str) -> str:

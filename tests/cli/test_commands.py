@@ -324,6 +324,17 @@ def test_a_device_that_does_not_start_is_found_before_the_work(
     assert not (tmp_path / "baseline.json").exists()
 
 
+@pytest.mark.parametrize("command", ["artifacts", "grad", "rewrite"])
+def test_stdout_takes_no_files(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """`artifacts` made a directory of that name."""
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    result = run(command, model, "-o", "-")
+    assert result.exit_code == 2
+    assert "stdout" in failure(result)
+    assert sorted(tmp_path.iterdir()) == before
+
+
 @pytest.mark.parametrize("command", ["analyze", "artifacts", "rewrite"])
 def test_commands_run_from_a_tree_that_is_not_installed(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 
 from ckplan.autodiff.registry import collect
 from ckplan.cli import cli
+from ckplan.errors import EnvironmentUnavailableError
 from ckplan.operators import gradients, sessions
 
 LAYERS = 6
@@ -132,3 +133,12 @@ def test_a_library_that_is_none(tmp_path: Path) -> None:
     assert failed.exit_code == 5
     assert "text.so as a library of custom operators" in failed.stderr
     assert "RegisterCustomOps" in failed.stderr
+
+
+def test_a_session_after_a_library_that_is_none_goes_without_it(tmp_path: Path) -> None:
+    """In Python: every later call of the process failed of it."""
+    wrong = tmp_path / "text.so"
+    wrong.write_text("no library", encoding="utf-8")
+    with pytest.raises(EnvironmentUnavailableError, match=r"text\.so as a library of custom operators"):
+        sessions.use_custom_ops(wrong)
+    assert sessions.custom_ops() == ()
