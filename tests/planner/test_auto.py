@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from benchmarks.strategies_compared import random_graph
 from ckplan.errors import CkplanError
 from ckplan.planner import Problem
 from ckplan.planner.frontier import Effort, cheapest
+from ckplan.planner.instances.problem_json import problem_from_json
 from ckplan.planner.order import best_order, orders
 from ckplan.planner.peak import ALIKE, peak_of
 from ckplan.planner.search import within
@@ -23,6 +25,7 @@ from ckplan.planner.strategies import STRATEGIES, auto
 from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.auto_stages import stages_of
 from ckplan.planner.strategies.exact import Exact
+from ckplan.planner.strategies.mincut import FewCuts
 from tests.planner.problems import problems, uneven_chain
 
 GPT = Path(__file__).parents[2] / "sample_models" / "gpt_tiny.onnx"
@@ -42,6 +45,23 @@ def test_minimum_cuts_are_no_cheaper_for_a_thousand_ops(share: float) -> None:
     step = ckplan.open_model(GPT, dims={"batch": 16})
     budget = int(share * step.baseline.peak_activations)
     assert cost(step.problem, "auto", budget) <= cost(step.problem, "mincut", budget) * (1 + 1e-9)
+
+
+def test_what_lower_sets_alone_plans_of_a_hundred_ops_is_planned() -> None:
+    """A random layered graph, of which minimum cuts and eviction find nothing at nine tenths of its peak."""
+    text = (Path(__file__).parent / "layered_102.json").read_text(encoding="utf-8")
+    problem = problem_from_json(json.loads(text))
+    budget = int(0.9 * peak_of(problem, best_order(problem)))
+    assert cost(problem, "auto", budget) <= cost(problem, "lower_sets", budget) * (1 + 1e-9) < float("inf")
+
+
+def test_few_cuts_keep_to_the_budget_and_cost_less_than_asked() -> None:
+    step = ckplan.open_model(GPT, dims={"batch": 16})
+    problem, budget = step.problem, int(0.5 * step.baseline.peak_activations)
+    found = FewCuts().cheaper(problem, budget, 3 * problem.cost)
+    assert found is not None
+    assert peak_of(problem, found) <= budget
+    assert FewCuts().cheaper(problem, budget, problem.schedule_cost(found)) is None
 
 
 @settings(max_examples=10)

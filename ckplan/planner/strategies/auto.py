@@ -27,7 +27,7 @@ from ckplan.planner.strategies.chen import Chen
 from ckplan.planner.strategies.evict import Evict
 from ckplan.planner.strategies.lower_sets import LowerSets
 from ckplan.planner.strategies.memory import Memory
-from ckplan.planner.strategies.mincut import MinCut
+from ckplan.planner.strategies.mincut import FewCuts, MinCut
 from ckplan.planner.strategies.mirror import Mirror
 from ckplan.planner.strategies.monotone import bound_below, rungs
 from ckplan.planner.strategies.revolve import Revolve
@@ -43,11 +43,12 @@ _QUICK: tuple[Strategy, ...] = (Speed(), Sqrt(), Mirror(), Segments(), Chen())
 _THOROUGH: tuple[tuple[Strategy, int], ...] = (
     (Memory(), 400),
     (Revolve(), 400),
-    (MinCut(), 1_200),
+    (MinCut(), 400),
+    (FewCuts(), 2_000),
     (Evict(), 100),
-    (LowerSets(), 100),
+    (LowerSets(), 200),
 )
-"""Those that take up to a second for graphs of so many ops; of larger ones they are not asked."""
+"""Those that take some tenths of a second for graphs of so many ops; of larger ones they are not asked."""
 _REFUSED = 2_000
 """Ops of the largest graph for which `evict` is asked where nothing else was found."""
 _MOST_REPEATABLE = 160

@@ -10,7 +10,10 @@ from ckplan.planner.order import best_order
 from ckplan.planner.problem import Problem
 from ckplan.planner.search import cut_schedules
 from ckplan.planner.strategies.memory import Memory
-from ckplan.planner.strategies.monotone import MonotoneStrategy
+from ckplan.planner.strategies.monotone import MonotoneStrategy, cheapest_planned
+
+_FEW = 8
+"""How many segmentations `FewCuts` takes boundaries from."""
 
 
 @dataclass(frozen=True)
@@ -34,3 +37,22 @@ class MinCut(MonotoneStrategy):
     def pool(self, problem: Problem) -> Iterable[Sequence[int]]:
         """All of these."""
         return self.schedules(problem)
+
+
+class FewCuts(MinCut):
+    """`mincut` for who has little time: few of its boundaries, and plans for the budget alone.
+
+    For graphs of 1,000 ops it takes less than a tenth of a second, where `mincut` takes up to one. Not a strategy that
+    can be asked for: a larger budget may lead it to a dearer plan.
+    """
+
+    def pool(self, problem: Problem) -> Iterable[Sequence[int]]:
+        """No recomputation, and what is cut at each price between segments of a few sizes."""
+        order, boundaries = best_order(problem), list(Memory().boundaries(problem))
+        few = boundaries[:: max(len(boundaries) // _FEW, 1)]
+        return [order, *cut_schedules(problem, order, [(), *few])]
+
+    def cheaper(self, problem: Problem, budget: int, most_cost: float) -> Sequence[int] | None:
+        """The cheapest of these within a budget, with what there is room to retain, if it costs less than so much."""
+        found = cheapest_planned(self, problem, budget)
+        return None if found is None or found[0] >= most_cost else found[1]
