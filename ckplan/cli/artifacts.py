@@ -21,7 +21,7 @@ from ckplan.cli.options import (
 )
 from ckplan.cli.planning import CHOICES, refuse_beside, tell
 from ckplan.cli.streams import notes, show, show_json, stage
-from ckplan.cli.values import PATH
+from ckplan.cli.values import OUTPUT, PATH
 from ckplan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @click.command("artifacts", cls=SectionedCommand, short_help="Write what a training loop in any language needs.")
 @model_argument
-@click.option("-o", "--output", type=PATH, metavar="DIR", help="Where to write.")
+@click.option("-o", "--output", type=OUTPUT, metavar="DIR", help="Where to write.")
 @force_option
 @click.option(
     "--check",
@@ -80,8 +80,6 @@ def command(
             show(artifacts.checked(found))
         return
     assert output is not None
-    if str(output) == "-":
-        raise UsageError("artifacts are several files, and stdout is one stream", "name a directory")
     from ckplan.bundle.making import check_folder, make_graphs, write_artifacts
 
     check_folder(output.absolute(), force)

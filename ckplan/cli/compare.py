@@ -33,7 +33,7 @@ from ckplan.cli.output import check_output, refuse_idle
 from ckplan.cli.proof import check_device, check_run_limit
 from ckplan.cli.reports import check_reports, write_reports, written_first
 from ckplan.cli.streams import annotate, notes, show, show_json, stage
-from ckplan.cli.values import PATH, read_share
+from ckplan.cli.values import OUTPUT, PATH, read_share
 from ckplan.errors import CkplanError, EnvironmentUnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -58,12 +58,12 @@ _OUTPUTS = ("save_baseline", "markdown", "junit", "page")
 @click.option("--config", type=PATH, metavar="FILE", help="Models and limits. Default: ckplan.toml or pyproject.toml.")
 @click.option(
     "--save-baseline",
-    type=PATH,
+    type=OUTPUT,
     metavar="OUT",
     help="Write what HEAD, or each model of the configuration, takes to this file, and accept what has grown.",
 )
-@click.option("--markdown", type=PATH, metavar="OUT", help="Write the result as Markdown to this file.")
-@click.option("--junit", type=PATH, metavar="OUT", help="Write the result as JUnit XML to this file.")
+@click.option("--markdown", type=OUTPUT, metavar="OUT", help="Write the result as Markdown to this file.")
+@click.option("--junit", type=OUTPUT, metavar="OUT", help="Write the result as JUnit XML to this file.")
 @html_option
 @force_option
 @click.option(

@@ -12,7 +12,7 @@ from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import force_option, json_option, talk_options
 from ckplan.cli.proof import check, run_both
 from ckplan.cli.streams import notes, say, settings, show, show_json, stage
-from ckplan.cli.values import PATH
+from ckplan.cli.values import OUTPUT
 from ckplan.errors import EnvironmentUnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _TITLE = f"Activations over one training step of a small GPT, batch {_BATCH}, me
 
 
 @click.command("demo", cls=SectionedCommand, short_help="Plan and run a small GPT that comes with ckplan.")
-@click.argument("folder", type=PATH, default=Path("ckplan-demo"))
+@click.argument("folder", type=OUTPUT, default=Path("ckplan-demo"))
 @force_option
 @json_option
 @talk_options

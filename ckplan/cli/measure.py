@@ -22,7 +22,7 @@ from ckplan.cli.options import (
 from ckplan.cli.output import check_output, refuse_idle
 from ckplan.cli.reports import check_reports, write_reports, written_first
 from ckplan.cli.streams import notes, show, show_json, stage
-from ckplan.cli.values import PATH
+from ckplan.cli.values import OUTPUT
 
 
 @click.command("measure", cls=SectionedCommand, short_help="Run any ONNX file; show its memory and time by node.")
@@ -34,8 +34,8 @@ from ckplan.cli.values import PATH
 @click.option(
     "--threads", type=click.IntRange(min=1), metavar="N", help="Intra-op threads. Default: onnxruntime's own choice."
 )
-@click.option("--trace", type=PATH, metavar="OUT", help="Write a Chrome trace, for ui.perfetto.dev, to this file.")
-@click.option("--csv", type=PATH, metavar="OUT", help="Write a table with a row for each step to this file.")
+@click.option("--trace", type=OUTPUT, metavar="OUT", help="Write a Chrome trace, for ui.perfetto.dev, to this file.")
+@click.option("--csv", type=OUTPUT, metavar="OUT", help="Write a table with a row for each step to this file.")
 @click.option(
     "--bisect",
     is_flag=True,

@@ -13,6 +13,7 @@ from ckplan.cli import completion
 from ckplan.cli.help import section, stack
 from ckplan.cli.streams import Settings
 from ckplan.cli.values import (
+    OUTPUT,
     PATH,
     read_budget,
     read_chunks,
@@ -86,7 +87,7 @@ model_argument = click.argument("model", type=PATH)
 force_option = click.option("-f", "--force", is_flag=True, help="Overwrite files that exist.")
 
 output_options = stack(
-    click.option("-o", "--output", required=True, type=PATH, metavar="OUT", help="Where to write."), force_option
+    click.option("-o", "--output", required=True, type=OUTPUT, metavar="OUT", help="Where to write."), force_option
 )
 
 copy_option = click.option(
@@ -95,12 +96,14 @@ copy_option = click.option(
 )  # fmt: skip
 
 html_option = click.option(
-    "--html", "page", type=PATH, metavar="OUT.html", help="Also write a report for a browser: one file, offline."
+    "--html", "page", type=OUTPUT, metavar="OUT.html", help="Also write a report for a browser: one file, offline."
 )
 
 html_options = stack(html_option, force_option)
 
-picture_options = stack(click.option("-o", "--output", type=PATH, metavar="OUT", help="Where to write."), force_option)
+picture_options = stack(
+    click.option("-o", "--output", type=OUTPUT, metavar="OUT", help="Where to write."), force_option
+)
 
 talk_options = section(
     "Messages",

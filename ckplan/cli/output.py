@@ -57,8 +57,6 @@ def check_output(output: Path, force: bool, *sources: Path | None) -> None:
             it is a source or holds weights of one.
         EnvironmentUnavailableError: the directory does not allow it.
     """
-    if str(output) == "-":
-        raise UsageError("a model and its reports are not written to stdout", "name a file")
     path_of("the file to write", output)
     folder, read = output.parent, [source for source in sources if source is not None and source.exists()]
     if output.exists() and any(output.samefile(source) for source in read):

@@ -11,7 +11,7 @@ from ckplan.cli import completion
 from ckplan.cli.help import SectionedCommand, section, stack
 from ckplan.cli.options import custom_ops_option, json_option, optimizer_options, seed_option, talk_options
 from ckplan.cli.streams import answer, notes, settings, show_json
-from ckplan.cli.values import PATH
+from ckplan.cli.values import OUTPUT, PATH
 
 if TYPE_CHECKING:
     from ckplan.training.trainer import Epoch
@@ -44,7 +44,7 @@ _loop_options = stack(
     section(
         "Checkpoints",
         click.option(
-            "--checkpoints", type=PATH, required=True, metavar="FOLDER",
+            "--checkpoints", type=OUTPUT, required=True, metavar="FOLDER",
             help="Folder for checkpoints, one after each epoch; the last two are kept.",
         ),
         click.option(

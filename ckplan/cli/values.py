@@ -22,8 +22,21 @@ class _Path(click.Path):
         return super().convert(value, param, ctx)
 
 
+class _Output(_Path):
+    """A path to write to, which is not ``-``: files are written whole or not at all, and stdout is no file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path of a text."""
+        if value == "-":
+            self.fail("it is -, and files are not written to stdout: give a name, or ./- for that one", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 PATH = _Path(path_type=Path, readable=False)
 """A path of any kind; what reads the file says what is wrong with it."""
+
+OUTPUT = _Output(path_type=Path, readable=False)
+"""A file or folder to write; whether that can be is checked by the command."""
 
 
 def _pairs(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
@@ -102,7 +115,7 @@ def read_memory(ctx: click.Context, param: click.Parameter, value: str) -> int:
 
 def read_reports(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, Path]:
     """``("markdown=summary.md",)`` to ``{"markdown": Path("summary.md")}``."""
-    return {kind: Path(path) for kind, path in _pairs(ctx, param, values).items()}
+    return {kind: OUTPUT.convert(path, param, ctx) for kind, path in _pairs(ctx, param, values).items()}
 
 
 def read_share(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:

@@ -324,12 +324,25 @@ def test_a_device_that_does_not_start_is_found_before_the_work(
     assert not (tmp_path / "baseline.json").exists()
 
 
-@pytest.mark.parametrize("command", ["artifacts", "grad", "rewrite"])
-def test_stdout_takes_no_files(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    """`artifacts` made a directory of that name."""
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("artifacts", "MODEL", "-o", "-"),
+        ("rewrite", "MODEL", "-o", "-"),
+        ("analyze", "MODEL", "--html", "-"),
+        ("compare", "MODEL", "--save-baseline", "-"),
+        ("measure", "MODEL", "--report", "markdown=-"),
+        ("train", "MODEL", "--data", "data.npz", "--checkpoints", "-"),
+        ("demo", "-"),
+    ],
+)
+def test_stdout_takes_no_files(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    """`artifacts`, `demo` and `train` made a directory of that name."""
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
-    result = run(command, model, "-o", "-")
+    result = run(*(str(model) if argument == "MODEL" else argument for argument in arguments))
     assert result.exit_code == 2
     assert "stdout" in failure(result)
     assert sorted(tmp_path.iterdir()) == before

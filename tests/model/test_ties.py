@@ -86,3 +86,15 @@ def test_nameless_weights_of_the_same_numbers_are_told(names: tuple[str, str], s
     step = ckplan.open_model(model, loss="mse")
     assert set(step.training.gradients) == set(names)
     assert any("hold the numbers of another ('const_2' as 'const_0')" in note for note in step.notes) is told
+
+
+def test_nameless_constants_of_the_same_numbers_are_not_told() -> None:
+    """The note called constants trained, as those of an RT-DETR of torch's old exporter."""
+    text = """<ir_version: 8, opset_import: ["": 17]> g (float[2,4] x) => (float[2,4] y)
+    { h = MatMul(x, weight) t = Mul(h, const_0) y = Add(t, const_2) }"""
+    scale = normal(3, 2, 4)
+    step = ckplan.open_model(
+        parse(text, {"weight": WEIGHT[:4], "const_0": scale, "const_2": scale.copy()}), loss="mse", wrt=["weight"]
+    )
+    assert set(step.training.gradients) == {"weight"}
+    assert not any("hold the numbers of another" in note for note in step.notes)

@@ -31,6 +31,7 @@ from ckplan.model.contrib import EXPANSION
 from ckplan.model.files.own_files import ORIGIN
 from ckplan.model.node_reads import needed_nodes, reads
 from ckplan.model.normal_form.opset import CONVERTED
+from ckplan.model.torch_files.ties import twin_notes
 from ckplan.operators.matching import is_op
 
 _CLASSICAL = "ai.onnx.ml"
@@ -302,7 +303,7 @@ def select_parameters(
             chosen.append(value)
     if not chosen and not request.others:
         raise _nothing_left(candidates, request, [*evidence.numbers, *evidence.constants.values()])
-    notes = evidence.notes()
+    notes = [*evidence.notes(), *twin_notes(chosen)]
     if request.all_parameters:
         notes += [*_folded_notes(chosen), *_adapter_notes(chosen)]
     return Selection(tuple(chosen), tuple(idle), tuple(notes))

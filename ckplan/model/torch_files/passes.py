@@ -33,7 +33,7 @@ from ckplan.model.torch_files.padding import mark_padding
 from ckplan.model.torch_files.projections import refuse_projections
 from ckplan.model.torch_files.repeats import join_repeated
 from ckplan.model.torch_files.simplified import simplified_notes
-from ckplan.model.torch_files.ties import join_transposed, twin_notes
+from ckplan.model.torch_files.ties import join_transposed
 from ckplan.model.torch_files.unfold import unfold
 
 PASSES: tuple[Callable[[ir.Model], tuple[str, ...]], ...] = (
@@ -53,7 +53,6 @@ PASSES: tuple[Callable[[ir.Model], tuple[str, ...]], ...] = (
     freeze_loss_weights,
     # Two tensors that are one parameter.
     join_transposed,
-    twin_notes,
     # Tensors that were computed of a parameter: one that is there, then one that is not.
     unfold,
     keep_forms,

@@ -8,6 +8,7 @@ apart they would drift apart, each with a part of the gradient.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import onnx_ir as ir
 
@@ -62,15 +63,18 @@ def join_transposed(model: ir.Model) -> tuple[str, ...]:
     return (f"{len(joined)} weight(s) that the file holds twice, once transposed, are one again: {listed}",)
 
 
-def twin_notes(model: ir.Model) -> tuple[str, ...]:
+def twin_notes(parameters: Iterable[ir.Value]) -> tuple[str, ...]:
     """Say which matrices without a name of their own hold what another holds, in the same shape.
 
     jax2onnx writes a weight as often as the program reads it. What torch's exporter tells of is left out: it writes
     layers that begin as copies of one another.
+
+    Args:
+        parameters: initializers that are trained: what constants share needs no mention.
     """
     first: dict[tuple[ir.DataType | None, _Shape, bytes], ir.Value] = {}
     found = []
-    for value in model.graph.initializers.values():
+    for value in parameters:
         if not _is_matrix(value) or not is_numbered(value.name or "") or STANDS_FOR in value.metadata_props:
             continue
         matrix = _matrix(value)
