@@ -98,3 +98,12 @@ def test_nameless_constants_of_the_same_numbers_are_not_told() -> None:
     )
     assert set(step.training.gradients) == {"weight"}
     assert not any("hold the numbers of another" in note for note in step.notes)
+
+
+def test_places_of_a_grid_are_no_weights_that_the_file_holds_twice() -> None:
+    """A grid is spread of the same few whole numbers along one axis and along the other."""
+    nodes = "h = MatMul(x, w) a = Add(h, const_0) y = Add(a, const_2)"
+    text = f'<ir_version: 8, opset_import: ["": 17]> g (float[4,4] x) => (float[4,4] y) {{ {nodes} }}'
+    along = np.arange(4, dtype=np.float32)
+    model = parse(text, {"w": WEIGHT[:4], "const_0": along[None], "const_2": along[:, None]})
+    assert not any("are one again" in note for note in ckplan.open_model(model, loss="mse").notes)

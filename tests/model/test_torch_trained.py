@@ -205,6 +205,22 @@ def test_what_the_file_says_is_computed_of_buffers_or_of_nothing_is_no_parameter
     assert found.graph.initializers["sin"].metadata_props[STANDS_FOR] == expected
 
 
+def test_what_is_computed_of_numbers_that_the_module_writes_is_no_parameter() -> None:
+    """Deformable attention divides by the sizes of its maps, which are six numbers of no formula."""
+    model = exported(
+        "h = MatMul(x, l.weight) y = Div(h, convert_element_type_6)",
+        {"l.weight": normal(0, 4, 4), "convert_element_type_6": np.array([2, 2, 4, 8], dtype=np.float32)},
+        {
+            "p_l_weight": ("PARAMETER", "l.weight"),
+            "p_level": ("PARAMETER", "level"),
+            "c_lifted": ("CONSTANT_TENSOR", "l.lifted_tensor_1"),
+        },
+        ["aten.mm](args = (%x, %p_l_weight))", "aten.div](args = (%mm, %convert_element_type_6))"],
+    )
+    add_source(model, "convert_element_type_6", "l.lifted_tensor_1")
+    assert set(ckplan.open_model(model, loss="mse").training.gradients) == {"l.weight"}
+
+
 @pytest.mark.parametrize("number", [0.78, 0.0])
 def test_one_number_that_was_computed_of_a_parameter_stands_for_it(number: float) -> None:
     """As of the slopes of an activation that softplus keeps above zero."""

@@ -29,6 +29,7 @@ from ckplan.model.torch_files.exporter_metadata import (
     BUFFER,
     PARAMETER,
     buffers_of,
+    constants_of,
     operand_of,
     operands_in,
     parameters_of,
@@ -63,7 +64,7 @@ def read_signature(model: ir.Model) -> tuple[str, ...]:
     separated += separate_computed(graph, operands) + separate_merged(graph, operands, present)
     join_copies(graph)
     parameters = parameters_of(graph)
-    mark_computed(graph, parameters, buffers_of(graph))
+    mark_computed(graph, parameters, buffers_of(graph) | constants_of(graph))
     stood_for = {value.metadata_props.get(keys.STANDS_FOR) for value in graph.initializers.values()}
     lost = [
         operand.target

@@ -12,8 +12,8 @@ from ckplan.operators.matching import is_op
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 KIND = "pkg.torch.export.graph_signature.InputSpec.kind"
-"""Metadata of an initializer: `PARAMETER`, `BUFFER` or CONSTANT_TENSOR."""
-PARAMETER, BUFFER = "PARAMETER", "BUFFER"
+"""Metadata of an initializer: `PARAMETER`, `BUFFER` or `_CONSTANT`."""
+PARAMETER, BUFFER, _CONSTANT = "PARAMETER", "BUFFER", "CONSTANT_TENSOR"
 OPERAND = "pkg.torch.onnx.original_node_name"
 LINE = "pkg.torch.onnx.fx_node"
 TRACE = "pkg.torch.onnx.stack_trace"
@@ -103,6 +103,11 @@ def folded_from(value: ir.Value) -> list[str]:
 def buffers_of(graph: ir.Graph) -> set[str]:
     """The names in the module of what the exported program has as buffers, whether they are in the file or not."""
     return _listed_as(graph, BUFFER)
+
+
+def constants_of(graph: ir.Graph) -> set[str]:
+    """The names in the module of the tensors that were written in it, such as ``torch.tensor([2.0, 4.0])``."""
+    return _listed_as(graph, _CONSTANT)
 
 
 def parameters_of(graph: ir.Graph) -> set[str]:

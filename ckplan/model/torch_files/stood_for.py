@@ -52,13 +52,13 @@ def join_copies(graph: ir.Graph) -> None:
             first[target].append(value)
 
 
-def mark_computed(graph: ir.Graph, parameters: set[str], buffers: set[str]) -> None:
-    """Mark the initializers that were computed of one parameter, or of buffers alone.
+def mark_computed(graph: ir.Graph, parameters: set[str], others: set[str]) -> None:
+    """Mark the initializers that were computed of one parameter, or of buffers and constants alone.
 
     Args:
         graph: the model's.
         parameters: the names in the module of its parameters.
-        buffers: those of its buffers.
+        others: those of its buffers, and of the constants that were written in it.
     """
     for value in graph.initializers.values():
         computed_of = set(folded_from(value))
@@ -77,7 +77,7 @@ def mark_computed(graph: ir.Graph, parameters: set[str], buffers: set[str]) -> N
         elif (
             computed_of
             and not sources
-            and known <= buffers
+            and known <= others
             and (is_unstructured(value) or any(map(is_comparison_name, computed_of)))
         ):
             # Not where all values are equal: then it may come of a parameter that was merged with a buffer.

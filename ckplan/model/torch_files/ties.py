@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from ckplan.display import shortened
@@ -23,6 +25,8 @@ from ckplan.model.torch_files.functions import Function, compute, reshaped, tran
 _RANK = 2
 _CORNER = 16
 """So many numbers tell most matrices apart."""
+_FEW = 16
+"""So few whole numbers are told from weights by none of the formulas that they might follow."""
 
 _TURNED = re.compile(r"(?:.*[/.])?[Tt]ranspose(?:_\d+)?(?:[.:]\d+)*")
 """What Paddle's exporter and TensorFlow call a transpose, as ``Transpose.1`` or ``head/transpose_1:0``."""
@@ -100,10 +104,19 @@ def has_made_up_name(name: str) -> bool:
 
 
 def _is_matrix(value: ir.Value) -> bool:
-    """Whether an initializer is a matrix of floating-point numbers, perhaps with axes of one element behind."""
+    """Whether an initializer is a matrix of floating-point numbers, perhaps with axes of one element behind.
+
+    A few whole numbers are places of a grid, which files hold along one axis and along the other.
+    """
     floating = value.dtype is not None and value.dtype.is_floating_point()
     shape = static_shape(value) or ()
-    return floating and value.const_value is not None and len(shape) >= _RANK and set(shape[_RANK:]) <= {1}
+    if not floating or value.const_value is None or len(shape) < _RANK or not set(shape[_RANK:]) <= {1}:
+        return False
+    return value.const_value.size > _FEW or not _are_whole(value.const_value.numpy())
+
+
+def _are_whole(array: np.ndarray[Any, Any]) -> bool:
+    return bool((array == np.rint(array)).all())
 
 
 def _may_stand_for(value: ir.Value, weight: ir.Value) -> bool:
