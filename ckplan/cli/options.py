@@ -306,8 +306,8 @@ strategies_option = click.option(
 
 time_limit_option = click.option(
     "--time-limit", "seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-    help="How long to search for a plan, and for fit: for the size. Ctrl-C ends the search as well, with the best plan "
-    "so far.",
+    help="How long to search for a plan, and for fit: for the size; a file that is being written then is finished. "
+    "Ctrl-C ends the search as well, with the best plan so far.",
 )  # fmt: skip
 
 overhead_option = click.option(

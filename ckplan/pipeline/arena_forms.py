@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ckplan.pipeline.plan_files import write_plan
@@ -29,7 +30,12 @@ def reserving(made: Planned, most: int) -> Planned:
     return again if again.footprint.running < made.footprint.running else made
 
 
-def in_pools(made: Planned, most: int | None = None, enough: int | None = None) -> Planned:
+def in_pools(
+    made: Planned,
+    most: int | None = None,
+    enough: int | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Planned:
     """The same plan in a file whose arena is cut into pools, if it holds less then.
 
     A second buffer for a tensor, where that lies within the peak, is an address of its own: it may fit in between, or
@@ -39,13 +45,14 @@ def in_pools(made: Planned, most: int | None = None, enough: int | None = None) 
         made: a plan in a file.
         most: bytes; where the arena would hold more, it is not worth writing.
         enough: bytes; where it holds no more, no smaller one is looked for.
+        is_over: whether the time is up: then files without second buffers are not tried.
     """
     close = int(_CLOSE * expected_arena(allocations_of(made.executed, made.model)).live) if enough is None else enough
     best = made
     for sparing in (True, False):
         found = _in_pools(made, sparing, best.footprint.held if most is None else most, enough)
         best = min(best, found, key=lambda made: made.footprint.held)
-        if best.footprint.held <= close:
+        if best.footprint.held <= close or is_over():
             break
     return best
 

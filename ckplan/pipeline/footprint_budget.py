@@ -70,6 +70,7 @@ def within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
             "raise it, or choose an optimizer with less state" if step.footprint.state else "raise it",
         )
     files: Files = {}
+    goal = goal.begun
     made = _best_packed(step, strategy, goal, limit, most, files)
     if made is None and goal.cheaper_than is not None:
         raise InfeasibleError("another form of the step keeps to the budget for less", "take that one")
@@ -107,7 +108,9 @@ def _best_packed(step: Step, strategy: Strategy, goal: Goal, limit: int, most: i
             held = share - fixed(made.footprint, goal)
             smallest = held if smallest is None else min(held, smallest)
             ratio, over = min(held / max(found.taken, 1), CLOSE), found
-        if not number and goal.cheaper_than is None:
+            if goal.is_over and number > 1:
+                return None
+        if not number and goal.cheaper_than is None and not goal.is_over:
             some_lowest(step, strategy, goal, limit, files)
         found = _largest(step, strategy, goal, over, int(room / ratio))
         if found is None:
@@ -138,7 +141,7 @@ def _largest(step: Step, strategy: Strategy, goal: Goal, over: _Look, room: int)
             under = looked
         else:
             over = looked
-        if under is not None and over.target <= _NEAR * under.target:
+        if under is not None and (goal.is_over or over.target <= _NEAR * under.target):
             break
     return under
 
@@ -155,7 +158,7 @@ def _look(step: Step, strategy: Strategy, goal: Goal, target: int, *, interrupte
     """
     if target < lower_bound(step.problem)[0]:
         return None
-    asked = goal.at_once if interrupted else goal
+    asked = goal.at_once if interrupted or goal.is_over else goal
     try:
         plan = asked.applied(strategy).solve(step.problem, target)
     except InfeasibleError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass, fields, replace
 from operator import index
 from typing import SupportsIndex, TypeVar
@@ -38,6 +40,7 @@ class Goal:
         cheaper_than: what a plan has to cost less than to be of use, in the problem's units, as another form of the
             step keeps to the budget for that; then what is refused need not be proven. Heeded where ``scope`` is not
             of activations.
+        until: when the search for a file ends, on the clock of `time.monotonic`.
     """
 
     budget: int | None = None
@@ -46,6 +49,7 @@ class Goal:
     seconds: float | None = None
     scope: str = ACTIVATIONS
     cheaper_than: float | None = None
+    until: float = math.inf
 
     @classmethod
     def of(
@@ -91,6 +95,16 @@ class Goal:
     def at_once(self) -> Goal:
         """The same after the user has interrupted the search once: what is found first is taken."""
         return replace(self, seconds=_AT_ONCE)
+
+    @property
+    def begun(self) -> Goal:
+        """The same for a search for a file that begins now."""
+        return self if self.seconds is None else replace(self, until=time.monotonic() + self.seconds)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time for a file is up: one that does is taken, and none that may be better is looked for."""
+        return time.monotonic() > self.until
 
     def bytes(self, base: Timeline) -> int | None:
         """The budget in bytes, given the timeline without a plan."""

@@ -28,7 +28,7 @@ def some_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int, files: F
         files: those that are known for it; what is written is added.
 
     Raises:
-        InfeasibleError: there is none.
+        InfeasibleError: there is none, or none was found in time.
     """
     for plan in last_resorts(step, strategy, goal, 0):
         if expected(step, plan, goal) <= limit - fixed(step.footprint, goal):
@@ -60,15 +60,18 @@ def cheapest_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int, file
         files: those that are known for it; what is written is added.
 
     Raises:
-        InfeasibleError: none does.
+        InfeasibleError: none does, or none that was written in time.
     """
     best: Planned | None = None
     besides = fixed(step.footprint, goal) + step.footprint.returned
 
     def turn(plan: Plan) -> tuple[bool, float]:
-        """Those that may keep to the budget come first, the cheapest of them; then those that may take least."""
+        """Those that may keep to the budget come first, the cheapest of them; then those that may take least.
+
+        Where the time is up, those come first that may take least: what does not do is the last that is written.
+        """
         bound = besides + plan.predicted.peak_activations
-        return bound > limit, bound if bound > limit else plan.cost
+        return bound > limit, bound if bound > limit or goal.is_over else plan.cost
 
     distinct = {plan.schedule: plan for plan in reversed(list(last_resorts(step, strategy, goal, 0)))}
     for plan in sorted(distinct.values(), key=turn):
@@ -78,6 +81,8 @@ def cheapest_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int, file
         if share_of(made.footprint, goal) <= limit:
             return made
         best = made if best is None else min(best, made, key=lambda made: share_of(made.footprint, goal))
+        if goal.is_over:
+            break
     if best is None:
         raise InfeasibleError(
             f"strategy `{strategy}` has no plan{goal.costing} for which {HOLDER[goal.scope]} holds no more than "
@@ -97,6 +102,6 @@ def cheapest_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int, file
         f"strategy `{strategy}` has no plan{goal.costing} for which {HOLDER[goal.scope]} holds no more than "
         f"{allowed}: the least that was found is {found}, {parts}; the arena grows in large "
         "steps",
-        f"raise the budget to {least} bytes, or choose a smaller batch (--dim)",
+        f"raise the budget to {least} bytes, {'allow more time, ' * goal.is_over}or choose a smaller batch (--dim)",
         least,
     )

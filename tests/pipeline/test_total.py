@@ -205,6 +205,19 @@ def test_a_search_that_was_interrupted_once_goes_on_at_once(monkeypatch: pytest.
     assert min(given) < 1e-6
 
 
+def test_a_time_limit_ends_the_search_for_a_file_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was one of each of the plans alone, of which there are dozens, and not of the files that are written."""
+    step = ckplan.open_model(SAMPLES / "gpt_tiny.onnx", dims={"batch": 8})
+    written: list[Plan] = []
+    monkeypatch.setattr(
+        lowest_footprint, "write_plan", lambda step, plan: written.append(plan) or write_plan(step, plan)
+    )
+    with pytest.raises(InfeasibleError, match="allow more time") as refused:
+        ckplan.rewrite(step, budget="42%", of="total", seconds=1e-3)
+    assert refused.value.least is not None
+    assert len(written) == 1
+
+
 def test_what_onnxruntime_computes_of_constants_is_counted_beside_those_that_are_still_read() -> None:
     text = """<ir_version: 10, opset_import: ["": 21]> g (float[100, 100] x) => (float[100, 100] y)
         <float[100, 100] w = {NUMBERS}> { READERS }"""
