@@ -61,8 +61,11 @@ def loading_advice(reason: str, model: ir.Model) -> str:
 
 
 def half_precision_notes(model: ir.Model) -> tuple[str, ...]:
-    """Return what has to be said of a model in half precision that is planned, or runs, on a CPU."""
-    kinds = _types(model.graph)
+    """Return what has to be said of a model in half precision that is planned, or runs, on a CPU.
+
+    Nothing has to be of one whose weights lie in half precision, and are cast before anything is computed of them.
+    """
+    kinds = _calculated_types(model.graph)
     notes = []
     if ir.DataType.FLOAT16 in kinds:
         notes.append(
@@ -75,6 +78,12 @@ def half_precision_notes(model: ir.Model) -> tuple[str, ...]:
             "needs a GPU to run"
         )
     return tuple(notes)
+
+
+def _calculated_types(graph: ir.Graph) -> set[ir.DataType | None]:
+    """The element types of what nodes read and make, but for those that only cast."""
+    nodes = (node for node in ir.traversal.RecursiveGraphIterator(graph) if node.op_type not in ("Cast", "CastLike"))
+    return {value.dtype for node in nodes for value in (*node.inputs, *node.outputs) if value is not None}
 
 
 def _types(graph: ir.Graph) -> set[ir.DataType | None]:

@@ -12,6 +12,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from ckplan.api import open_model
 from ckplan.autodiff import TrainingGraph, build_training_graph
 from ckplan.errors import ModelError
 from ckplan.meter import measure
@@ -218,6 +219,17 @@ def test_what_a_cpu_makes_of_float16_is_noted(tmp_path: Path) -> None:
     path = tmp_path / "training.onnx"
     save(ours.model, path)
     assert any("does in float32 between Casts" in note for note in measure(path, heap=False).notes)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+def test_weights_that_only_lie_in_half_precision_are_not_said_to_be_calculated_with(kind: int) -> None:
+    text = """<ir_version: 10, opset_import: ["" : 21]> g (float[4,2] x) => (float[4,3] y)
+    { single = Cast<to=1>(w) y = MatMul(x, single) }"""
+    model = onnx.parser.parse_model(text)
+    model.graph.initializer.append(helper.make_tensor("w", kind, [2, 3], [0.5, 0.25, -1, 2, 0.75, 1.5]))
+    step = open_model(model, loss="mse")
+    assert set(step.training.gradients) == {"w"}
+    assert not any("calculates in" in note for note in step.notes)
 
 
 def test_a_weight_of_another_type_than_what_it_multiplies_is_to_be_cast() -> None:
