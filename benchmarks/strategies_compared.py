@@ -1,12 +1,13 @@
 """Strategies side by side on random training graphs: does `auto` lose to any, does a larger budget cost more?
 
-    python -m benchmarks.strategies_compared [--graphs 160] [--first 0] [--most 250] [--jobs 2] [--auto auto]
+    python -m benchmarks.strategies_compared [--graphs 160] [--first 0] [--most 250] [--jobs 2] [--auto auto] [--uneven]
 
 Each graph is planned for three budgets by every strategy that answers in seconds, `auto` without its local search
 unless `--auto` says otherwise. Told are the cases in which `auto` refuses what another strategy plans or is dearer than
 it (in points, percent of the step), and counted, strategy by strategy, those in which a larger budget is refused or
 dearer than a smaller one. A graph is drawn from its seed: layered, of 2 to 16 ops a layer and ops that read from the
-one to four layers before.
+one to four layers before. Those of ``--uneven`` are narrower, with bytes and costs that differ by three to four orders
+of magnitude.
 """
 
 from __future__ import annotations
@@ -54,9 +55,32 @@ def random_graph(seed: int, most: int) -> Problem:
     return build.problem(build.forward(last, 4, 1.0, "nothing"))
 
 
-def plan_all(seed: int, most: int, auto: str) -> Costs:
+def uneven_graph(seed: int, most: int) -> Problem:
+    """A training graph of 20 ops to ``most``, of one to three ops a layer, from 256 bytes to 1 MiB each."""
+    rng = random.Random(seed)
+    ops, width, reach, pairs = (
+        rng.randrange(20, most + 1),
+        rng.choice((1, 1, 2, 3)),
+        rng.choice((1, 2, 6)),
+        rng.random(),
+    )
+    build = Builder()
+    layers = [[build.tensor(2**16, Kind.INPUT)]]
+    while 2.83 * len(build.ops) < ops:
+        pool = [value for layer in layers[-reach:] for value in layer]
+        made = []
+        for _ in range(rng.randrange(1, width + 1)):
+            inputs = rng.sample(pool, min(len(pool), 1 + (rng.random() < pairs / 2)))
+            saved = rng.choice(("inputs", "output", "nothing"))
+            made.append(build.forward(inputs, int(2 ** rng.uniform(8, 20)), 10 ** rng.uniform(-3, 1), saved))
+        layers.append(made)
+    last = [value for layer in layers[-reach:] for value in layer]
+    return build.problem(build.forward(last, 4, 1.0, "nothing"))
+
+
+def plan_all(seed: int, most: int, auto: str, uneven: bool = False) -> Costs:
     """What each strategy makes of one graph, `auto` with the given options."""
-    problem = random_graph(seed, most)
+    problem = (uneven_graph if uneven else random_graph)(seed, most)
     peak = peak_of(problem, best_order(problem))
     found: dict[str, list[float | None]] = {}
     for strategy in (*(other for other in quick_strategies() if other.name != "auto"), parse_strategy(auto)):
@@ -98,11 +122,13 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=250, help="ops of the largest graph")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--auto", default="auto:steps=0", help="the strategy that is to lose to none")
+    parser.add_argument("--uneven", action="store_true", help="graphs of very different bytes and costs")
     arguments = parser.parse_args()
     seeds = range(arguments.first, arguments.first + arguments.graphs)
     planned, reversed_, lost = Counter[str](), Counter[str](), 0
     with multiprocessing.get_context("fork").Pool(arguments.jobs) as pool:
-        work = pool.imap(partial(plan_all, most=arguments.most, auto=arguments.auto), seeds)
+        given = {"most": arguments.most, "auto": arguments.auto, "uneven": arguments.uneven}
+        work = pool.imap(partial(plan_all, **given), seeds)
         for seed, found in zip(seeds, work, strict=True):
             for name, by in losses(found):
                 lost += 1

@@ -67,7 +67,7 @@ _BELOW = {2: 0.0045}
 """The same for a budget a little below where what the solver found is chance."""
 _AGAIN = {2: 0.009}
 """The same for going on at the budget itself with what was found there."""
-_NOTICED = 5e-3
+_NOTICED = 1e-3
 """The gap between cost and bound, in the cost of a step, for which more schedules are tried."""
 _TURNS = 2
 """How often schedules are rebuilt and eviction searches on, in turns."""
