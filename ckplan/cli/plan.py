@@ -88,7 +88,8 @@ def command(
         tell(made)
         notes(told_of_plan_alone(made))
         told = {"blocks": json.blocks(kept)}
-        document = plans.rewritten(output, plan, made.before, made.after, kept, made.step.whole is not None)
+        in_pieces = made.step.whole is not None
+        document = plans.rewritten(output, plan, made.before, made.after, kept, in_pieces, made.held)
     write_text(json_text(plan.to_json(), indent=1) + "\n", output, force=force)
     if as_json:
         show_json({**plan.to_json(), **told})

@@ -96,7 +96,7 @@ def command(
         from ckplan.report.document import Document, joined
         from ckplan.report.documents import plans, verifications
 
-        parts = [plans.rewritten(output, made.plan, made.before, made.after)]
+        parts = [plans.rewritten(output, made.plan, made.before, made.after, held=made.held)]
         show(joined(*parts, *([] if found is None else [Document(verifications.summary(found), ())])))
     if found is not None:
         check(found)

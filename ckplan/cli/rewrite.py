@@ -90,7 +90,8 @@ def command(
     if not as_json:  # the plan can be read while the files run
         from ckplan.report.documents import plans
 
-        show(plans.rewritten(output, made.plan, made.before, made.after, kept, made.step.whole is not None))
+        in_pieces = made.step.whole is not None
+        show(plans.rewritten(output, made.plan, made.before, made.after, kept, in_pieces, made.held))
     found = prove(step, model.stem, output, device=device, inputs=inputs, seed=seed) if with_proof else None
     if page is not None:
         plan_page(page, force, made, plan=kept, notes=notes, verification=found)

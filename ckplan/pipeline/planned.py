@@ -84,15 +84,23 @@ class Planned:
         )
 
     @property
+    def held(self) -> tuple[str, int, int] | None:
+        """What a budget of more than activations is of: who holds it, and bytes without and with the plan."""
+        if self.scope == ACTIVATIONS:
+            return None
+        without, with_plan = (held_of(found, self.scope) for found in (self.step.reference.footprint, self.footprint))
+        return HOLDER[self.scope], without, with_plan
+
+    @property
     def holding(self) -> list[str]:
         """What is to be said of a file whose budget is of more than activations, a line each."""
-        if self.scope == ACTIVATIONS:
+        if self.held is None:
             return []
-        footprints = (self.footprint, self.step.reference.footprint)
-        with_plan, without = (format_bytes(held_of(found, self.scope)) for found in footprints)
+        holder, *sizes = self.held
+        without, with_plan = map(format_bytes, sizes)
         optional = [str(value.name) for value in self.model.graph.inputs if isinstance(value.type, ir.OptionalType)]
         return [
-            f"{HOLDER[self.scope]} holds {with_plan} from the first steps on, {without} without a plan",
+            f"{holder} holds {with_plan} from the first steps on, {without} without a plan",
             *(f"input `{name}` is declared optional, for the arena's sake: feed it as before" for name in optional),
         ]
 

@@ -118,6 +118,7 @@ def test_an_arena_of_one_region_is_expected_and_measured(tmp_path: Path) -> None
         cli, ["plan", str(SAMPLES / "mlp.onnx"), "-o", str(tmp_path / "plan.json"), *asked, *goal]
     )
     assert f"note: {line}" in result.stderr
+    assert result.stdout.startswith(f"{tmp_path / 'plan.json'}: a process ")
     for name, model in (("kept", kept.model), ("made", made.model)):
         ckplan.save(model, tmp_path / f"{name}.onnx")
     found = ckplan.verify(tmp_path / "kept.onnx", tmp_path / "made.onnx", runs=1, threads=1, heap=False)

@@ -102,6 +102,14 @@ def test_a_rewrite_is_one_line_however_narrow_the_terminal() -> None:
     assert report.title == f"out.onnx: predicted activations {saved}, compute +0.0 %"
 
 
+def test_a_rewrite_begins_with_what_the_budget_is_of() -> None:
+    """Activations may grow where the arena holds less: that alone told of a failure."""
+    plan = analysis().offers[0].plan
+    assert plan is not None
+    report = plans.rewritten(Path("out.onnx"), plan, timeline(64), timeline(65), held=("a process", 2**20, 2**19))
+    assert report.title.startswith("out.onnx: a process 1.0 MiB -> 512.0 KiB (-50.0 %), predicted activations 64.0 KiB")
+
+
 def test_nothing_is_divided_by_nothing() -> None:
     assert saving(0, 0) == "0 B -> 0 B"
 

@@ -52,7 +52,13 @@ def gradients(training: TrainingGraph, output: Path) -> Document:
 
 
 def rewritten(
-    output: Path, plan: Plan, base: Timeline, planned: Timeline, kept: Chosen | None = None, in_pieces: bool = False
+    output: Path,
+    plan: Plan,
+    base: Timeline,
+    planned: Timeline,
+    kept: Chosen | None = None,
+    in_pieces: bool = False,
+    held: tuple[str, int, int] | None = None,
 ) -> Document:
     """What a plan saves, as the simulator has it, and what it does block by block.
 
@@ -63,10 +69,12 @@ def rewritten(
         planned: memory over the step of the file.
         kept: what the plan does block by block, if that is to be told.
         in_pieces: whether the plan has chosen to run regions in pieces.
+        held: who holds what the budget was of, if that was more than activations; bytes without and with the plan.
     """
     peak, by = planned.peak_activations, "pieces and order" if in_pieces else "order"
     change = saving(base.peak_activations, peak, plan.order_peak if plan.recomputed else peak, by)
-    title = f"{output}: predicted activations {change}, compute {100 * plan.overhead:+.1f} %"
+    whole = "" if held is None else f"{held[0]} {saving(*held[1:])}, "
+    title = f"{output}: {whole}predicted activations {change}, compute {100 * plan.overhead:+.1f} %"
     return Document(title, () if kept is None else blocks(kept))
 
 
