@@ -166,3 +166,29 @@ def test_the_row_of_each_sample_at_the_end_of_a_text_is_looked_up(last: bool) ->
     training = build_training_graph(forward.model, loss="sum", wrt=["w"])
     places = [2, 2] if last else [1, 0]
     np.testing.assert_allclose(run(training.model, {"x": x, "ids": ids})[1], x[[0, 1], places].sum(0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [2, 1])
+def test_rows_that_are_written_where_a_mask_chooses_as_many_are_looked_up(rows: int) -> None:
+    """As a Kosmos-2 puts what it sees of an image among the tokens of a text; one row would be written everywhere."""
+    nodes = """p = Mul(x, w) t = Unsqueeze(mask, minus_one) m = Expand(t, sizes) n = NonZero(m)
+        i = Transpose<perm = [1, 0]>(n) f = Reshape(mask, minus_one) c = Cast<to = 7>(f) k = ReduceSum<keepdims = 1>(c)
+        h = Concat<axis = 0>(k, three) e = Expand(seen, h) u = Reshape(e, minus_one) s = ScatterND(p, i, u)
+        y = Mul(s, s)"""
+    arrays = {"minus_one": np.array([-1]), "sizes": np.array([2, 4, 3]), "three": np.array([3]), "w": normal(0, 3)}
+    seen = normal(2, rows, 3)
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[2,4,3] x, bool[2,4] mask) => (float[2,4,3] y)'
+    model = parse(f"{text} {{ {nodes} }}", arrays | {"seen": seen})
+    forward = normalise(ir.from_proto(model))
+    assert any("what 1 mask(s) write in order is looked up" in note for note in forward.notes) is (rows > 1)
+    x = normal(1, 2, 4, 3)
+    training = build_training_graph(forward.model, loss="sum", wrt=["w", "seen"])
+    for places in ([[0, 1], [2, 3]], [[1, 1], [0, 3]]):
+        mask = np.zeros((2, 4), bool)
+        mask[tuple(places)] = True
+        fed = {"x": x, "mask": mask}
+        np.testing.assert_array_equal(run(forward.model, fed)[0], run(model, fed)[0])
+        found = dict(zip([one.name for one in training.model.graph.outputs], run(training.model, fed), strict=True))
+        np.testing.assert_allclose(found[training.gradients["seen"]], 2 * seen * 2 / rows, rtol=1e-6)
+        kept = 2 * x**2 * normal(0, 3) * ~mask[..., None]
+        np.testing.assert_allclose(found[training.gradients["w"]], kept.sum((0, 1)), rtol=1e-5)

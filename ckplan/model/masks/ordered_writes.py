@@ -2,9 +2,10 @@
 
 ``x.masked_scatter(mask, source)`` puts the first element of the source in the first place that the mask chooses, and so
 on: that is how features of images come among the tokens of a text. Exporters write a ScatterND in the places that a
-NonZero finds, of as many elements of the source as there are places. Here each element of x finds the one that is meant
-for it by how many were chosen before, and a Where keeps what is not chosen. If there are more places than elements, the
-Gather fails, as the ScatterND would.
+NonZero finds, of as many elements of the source as there are places; of ``x[mask] = source`` they write one of all of
+its rows, by an Expand to as many. Here each element of x finds the one that is meant for it by how many were chosen
+before, and a Where keeps what is not chosen. If there are more places than elements, the Gather fails, as the ScatterND
+would.
 """
 
 from __future__ import annotations
@@ -49,13 +50,41 @@ def _mask_of_places(node: ir.Node) -> ir.Value | None:
 
 
 def _written(node: ir.Node) -> ir.Value | None:
-    """The vector of a fixed size of which a ScatterND writes the first elements; None if it writes something else."""
+    """What a ScatterND writes element by element, of a fixed size, or of its first ones; None of anything else."""
+    spread = _as_many(input_of(node, 2))
+    if spread is not None:
+        return spread
     cut = made_by(input_of(node, 2), "Slice")
     if cut is None or fixed_integers(cut, 1) != [0] or (input_of(cut, 4) is not None and fixed_integers(cut, 4) != [1]):
         return None
     source = cut.inputs[0]
     sizes = None if source is None else static_shape(source)
     return source if sizes is not None and len(sizes) == 1 and 0 not in sizes else None
+
+
+def _as_many(written: ir.Value | None) -> ir.Value | None:
+    """The rows, or numbers, two at least, that an Expand makes as many of as a mask chooses: these, end to end.
+
+    One row would be repeated for all that is chosen.
+    """
+    flat = made_by(written, "Reshape")
+    if flat is not None and fixed_integers(flat, 1) == [-1]:
+        written = flat.inputs[0]
+    spread = made_by(written, "Expand")
+    source = None if spread is None else spread.inputs[0]
+    sizes = None if source is None else static_shape(source)
+    if spread is None or not sizes or sizes[0] <= 1:
+        return None
+    shape = input_of(spread, 1)
+    told = made_by(shape, "Concat")
+    rest = [] if told is None else [size for index in range(1, len(told.inputs)) for size in _fixed(told, index)]
+    fits = shape is not None and static_shape(shape) == (len(sizes),) and rest == list(sizes[1:])
+    return source if fits else None
+
+
+def _fixed(node: ir.Node, index: int) -> list[int]:
+    """The integers of an input; one that stands for those that are not fixed."""
+    return fixed_integers(node, index) or [-1]
 
 
 def _look_up(rewriting: Rewriting, node: ir.Node, whole: ir.Value, source: ir.Value) -> None:
