@@ -81,10 +81,10 @@ def fence(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> 
         edges: maker of the aliases.
 
     Returns:
-        How many values got an alias.
+        How many nodes were made to read an alias, a new one or one that another node reads already.
     """
     makers = {str(value.name): node for node in executed.graph for value in node.outputs if value.name}
-    before = edges.count
+    count = 0
     for node in nodes:
         made = makers.get(str(node.outputs[0].name)) if node.outputs else None
         if made is None or is_control(node):
@@ -94,11 +94,13 @@ def fence(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> 
             for value in dict.fromkeys(node.inputs):
                 if value is not None and _is_bare(value):
                     read_instead(node, value, edges.hide(value))
+                    count += 1
             continue
         if _folds_otherwise(node, made):
             value = node.inputs[0]
             if value is not None and _is_bare(value):
                 read_instead(node, value, edges.hide(value))
+                count += 1
             continue
         if (made.domain, made.op_type) == (node.domain, node.op_type):
             continue
@@ -107,7 +109,8 @@ def fence(nodes: Sequence[ir.Node], executed: ir.Model, edges: ControlEdges) -> 
         inner = [v for v in node.inputs if v is not None and str(v.name) not in makers and _is_bare(v)]
         if inner:
             read_instead(node, inner[0], _hidden(node, inner[0], edges))
-    return edges.count - before
+            count += 1
+    return count
 
 
 def _hidden(node: ir.Node, value: ir.Value, edges: ControlEdges) -> ir.Value:

@@ -162,3 +162,20 @@ def test_what_is_quantised_and_made_again_is_computed_alike() -> None:
         outputs.append(session.run(None, {"x": x}))
     for plain, again in zip(*outputs, strict=True):
         np.testing.assert_array_equal(plain, again)
+
+
+def test_a_node_that_reads_the_alias_of_another_is_told_as_well() -> None:
+    """The file is put in order again where nodes were told: the alias stood behind a mean that a UPerNet takes."""
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[2,3,4] x) => (float[2,1,3] y, float[2,4,3] z) {{ {} }}'
+    planned = "t = Transpose<perm = [0,2,1]>(x) y = ReduceMean(t, one) z = Sin(t)"
+    moved = "m = ReduceMean(x, two) y = Transpose<perm = [0,2,1]>(m) t = Transpose<perm = [0,2,1]>(x) z = Sin(t)"
+    model, executed = (ir.from_proto(onnx.parser.parse_model(text.format(body))) for body in (planned, moved))
+    nodes = list(model.graph)
+    value = nodes[0].outputs[0]
+    value.shape, value.type = ir.Shape([2, 4, 3]), ir.TensorType(ir.DataType.FLOAT)
+    edges = ControlEdges(model.graph)
+    alias = edges.hide(value)
+    read_instead(nodes[2], value, alias)
+    assert fence(nodes, executed, edges) == 1
+    assert nodes[1].inputs[0] is alias
+    assert fence(nodes, executed, edges) == 0
