@@ -74,7 +74,7 @@ def read_configuration(path: Path) -> Configuration:
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"'{path}' checks '{twice}' twice", "rename a model, or name each strategy once")
     baseline = top.get("baseline")
-    if baseline is not None and not isinstance(baseline, str):
+    if baseline == "" or not isinstance(baseline, str | None):
         raise UsageError(f"'{path}': `baseline` must be a string, the name of a file")
     return Configuration(path, tuple(targets), None if baseline is None else path.parent / baseline)
 
@@ -116,7 +116,9 @@ def _section(path: Path, data: Mapping[str, Any]) -> dict[str, Any] | None:
 def _targets(path: Path, name: str, model: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[Target]:
     where = f"'{path}', model '{name}'"
     _check_keys(where, model, _MODEL)
-    if not isinstance(model.get("path"), str):
+    if not name:
+        raise UsageError(f"'{path}' has a model without a name", "write [models.NAME]")
+    if not isinstance(model.get("path"), str) or not model["path"]:
         raise UsageError(f"{where}: there is no `path`", "name the model's file")
     given = {**defaults, **model}
     if model.get("inference") is True and "strategy" not in model:

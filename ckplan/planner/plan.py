@@ -116,7 +116,8 @@ def plan_from_json(problem: Problem, data: Mapping[str, Any]) -> Plan:
         ModelError: the plan is of another schema, or names a node that the problem does not have.
     """
     if data.get("schema") != SCHEMA:
-        raise ModelError(f"plan has schema {data.get('schema')!r}, this version reads {SCHEMA}", "plan the model again")
+        found = f"schema {data['schema']!r}" if "schema" in data else "no schema"
+        raise ModelError(f"plan has {found}, this version reads schema {SCHEMA}", "plan the model again")
     ids = {op.name: index for index, op in enumerate(problem.ops)}
     schedule = data.get("schedule")
     if not isinstance(schedule, list) or len(schedule) > _LONGEST * (len(ids) + 1):
