@@ -28,6 +28,7 @@ from ckplan.autodiff import build_training_graph as differentiate
 from ckplan.bundle.making import check_folder, make_graphs, write_artifacts
 from ckplan.bundle.manifest import Artifacts
 from ckplan.errors import UsageError
+from ckplan.isolation.collecting import fewer_collections
 from ckplan.meter import Measurement, Verification
 from ckplan.meter import measure as measure_file
 from ckplan.meter import verify as verify_files
@@ -55,6 +56,7 @@ Strategies: TypeAlias = "Sequence[str | Strategy] | str | Strategy | None"
 """Strategies to try: one or several, each as an object or as text like that of the command line; None: a choice."""
 
 
+@fewer_collections()
 def open_model(model: Model, *, cost: str = "flops", device: str = "auto", **options: Any) -> Step:
     """The step of a model, to ask several things about it.
 
@@ -86,6 +88,7 @@ def open_model(model: Model, *, cost: str = "flops", device: str = "auto", **opt
     return step.priced(cost, device)
 
 
+@fewer_collections()
 def analyze(
     model: Model,
     *,
@@ -107,6 +110,7 @@ def analyze(
     return analysis.analyze(open_model(model, **options), _parsed(strategies), budget)
 
 
+@fewer_collections()
 def rewrite(
     model: Model,
     *,
@@ -153,6 +157,7 @@ def _opened(model: Model, goal: Goal, options: Mapping[str, Any]) -> Step:
     return open_model(model, **{**options, "cost": cost})
 
 
+@fewer_collections()
 def artifacts(
     model: Source,
     folder: str | os.PathLike[str],
@@ -191,6 +196,7 @@ def artifacts(
     return write_artifacts(graphs, folder, model, force=force)
 
 
+@fewer_collections()
 def plan(model: Model, **asked: Any) -> Plan:
     """The plan of the file that `rewrite` makes with the same arguments: `ckplan plan`.
 
@@ -200,6 +206,7 @@ def plan(model: Model, **asked: Any) -> Plan:
     return rewrite(model, **asked).plan
 
 
+@fewer_collections()
 def pareto(model: Model, *, strategies: Strategies = None, seconds: float | None = None, **options: Any) -> Pareto:
     """The frontier of peak memory against extra compute: `ckplan pareto`.
 
@@ -227,6 +234,7 @@ def _strategy(asked: str | Strategy) -> Strategy:
     return asked if isinstance(asked, Strategy) else parse_strategy(asked)
 
 
+@fewer_collections()
 def fit(
     model: Source,
     memory: int | float | str,
@@ -259,6 +267,7 @@ def fit(
     return fitting.fit(model, asked, int(most), wanted, dimension=dim, overhead=goal.overhead, seconds=goal.seconds)
 
 
+@fewer_collections()
 def explain(
     model: Model,
     tensor: str,
@@ -295,6 +304,7 @@ def explain(
     return explanation.explain(planned.step, planned.plan, tensor)
 
 
+@fewer_collections()
 def build_training_graph(model: Source, **objective: Any) -> TrainingGraph:
     """The training graph of a model, without a plan: `ckplan grad`.
 

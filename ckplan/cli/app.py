@@ -24,6 +24,7 @@ from ckplan.cli.late_imports import defer_imports
 from ckplan.cli.streams import Settings, say
 from ckplan.display import one_line
 from ckplan.errors import CkplanError, EnvironmentUnavailableError, ModelError
+from ckplan.isolation.collecting import ALLOCATIONS
 from ckplan.isolation.lifetime import asked_to_end, end_cleanly
 
 BUG = 3
@@ -37,8 +38,6 @@ _REMEDIES = {
 }
 """What to do where the system refuses something."""
 BROKEN_PIPE = 141
-_ALLOCATIONS = 400_000
-"""How many new objects make Python look for cycles that are garbage."""
 
 
 class App(click.Group):
@@ -91,9 +90,7 @@ class App(click.Group):
                 stream.reconfigure(errors="replace")  # a tensor's name must not crash an ASCII terminal
         # Libraries log what they do with the names of models; without a handler Python would print that as it is.
         logging.getLogger().addHandler(logging.NullHandler())
-        # A graph is hundreds of thousands of small objects that all live long: looking for cycles among them after
-        # every 700 new ones takes a quarter of the time.
-        gc.set_threshold(_ALLOCATIONS)
+        gc.set_threshold(ALLOCATIONS)
         # For the same reason: the interpreter's last act is to look for cycles among all of them, half a second for a
         # large model, and then the system takes the memory back anyway.
         atexit.register(gc.freeze)

@@ -52,12 +52,14 @@ def _clone(node: ir.Node, inputs: Sequence[ir.Value | None], suffix: str, latest
         ir.Value(name=f"{value.name}{suffix}" if value.name else "", shape=value.shape, type=value.type)
         for value in node.outputs
     ]
-    attributes = node.attributes.values()
+    attributes = list(node.attributes.values())
+    if graphs_in(node):  # else the attributes are shared: to copy what has been made so far takes longer than a clone
+        attributes = [copy_attribute(one, dict(latest), lambda name: f"{name}{suffix}", {}) for one in attributes]
     clone = ir.Node(
         node.domain,
         node.op_type,
         inputs,
-        [copy_attribute(attribute, dict(latest), lambda name: f"{name}{suffix}", {}) for attribute in attributes],
+        attributes,
         overload=node.overload,
         outputs=outputs,
         version=node.version,

@@ -78,8 +78,11 @@ def _merged(graph: ir.Graph) -> _Readers:
     A merged node shows in a reader whose line has another name of the same operation for it, one that nothing in the
     file has.
     """
-    known = known_names(graph)
     found: _Readers = {}
+    detached = _reading_detached(graph)
+    if not detached:
+        return found
+    known = known_names(graph)
     for reader in graph:
         lost = [name for name in operands_of(line_of(reader)) if name not in known]
         for value in dict.fromkeys(reader.inputs) if lost else ():
@@ -88,7 +91,7 @@ def _merged(graph: ir.Graph) -> _Readers:
             if maker is None or not own or is_moved_name(own):
                 continue
             twins = [name for name in lost if root_name(name) == root_name(own)]
-            for twin in twins if _reads_detached(maker) else ():
+            for twin in twins if maker in detached else ():
                 found.setdefault((maker, twin), []).append(reader)
     return found
 
@@ -168,24 +171,21 @@ def _places(reader: ir.Node, maker: ir.Node, twin: str) -> list[tuple[ir.Node, i
     return [(reader, index) for index, name in zip(places, names, strict=True) if name == twin]
 
 
-def _reads_detached(node: ir.Node) -> bool:
-    """Whether a node, or one before it that was merged as well, reads something detached.
+def _reading_detached(graph: ir.Graph) -> set[ir.Node]:
+    """The nodes that read something detached, or read what such a node makes that may have been merged as well.
 
-    Before it that ends where the program has more readers of a value than the file: they share that value as it is.
+    What the program has more readers of than the file was not merged: they share that value as it is.
     """
-    waiting, seen = [node], {node}
+    waiting = [node for node in graph if detached_inputs(node)]
+    found = set(waiting)
     while waiting:
-        one = waiting.pop()
-        if detached_inputs(one):
-            return True
-        for value in one.inputs:
-            maker = None if value is None else value.producer()
-            if maker is None or maker in seen:
-                continue
-            if line_of(maker) == line_of(one) or _readers(maker) >= _readers_in_program(maker):
-                seen.add(maker)
-                waiting.append(maker)
-    return False
+        maker = waiting.pop()
+        whole = _readers(maker) >= _readers_in_program(maker)
+        for reader in (use.node for value in maker.outputs for use in value.uses()):
+            if reader not in found and (whole or line_of(reader) == line_of(maker)):
+                found.add(reader)
+                waiting.append(reader)
+    return found
 
 
 def _readers(node: ir.Node) -> int:
