@@ -16,6 +16,7 @@ from ckplan.comparison.settings import Settings, unknown
 from ckplan.comparison.snapshot import Fingerprint, Snapshot
 from ckplan.comparison.taking import fingerprint_of, take, versions
 from ckplan.errors import CkplanError, ModelError, UsageError
+from ckplan.isolation.collecting import fewer_collections
 from ckplan.model.files.read import read
 from ckplan.pipeline.options import spell_options
 from ckplan.pipeline.step import Progress
@@ -56,6 +57,7 @@ class How:
     progress: Progress = lambda doing: None
 
 
+@fewer_collections()
 def compare_files(
     base: str | os.PathLike[str] | None,
     head: str | os.PathLike[str],
