@@ -90,9 +90,9 @@ class App(click.Group):
                 stream.reconfigure(errors="replace")  # a tensor's name must not crash an ASCII terminal
         # Libraries log what they do with the names of models; without a handler Python would print that as it is.
         logging.getLogger().addHandler(logging.NullHandler())
-        gc.set_threshold(ALLOCATIONS)
-        # For the same reason: the interpreter's last act is to look for cycles among all of them, half a second for a
-        # large model, and then the system takes the memory back anyway.
+        gc.set_threshold(ALLOCATIONS)  # looks for cycles that are garbage less often
+        # The interpreter's last act is to look for such cycles among all objects, half a second for a large model, and
+        # then the system takes the memory back anyway.
         atexit.register(gc.freeze)
         # The matrices of planning are small: a second thread of numpy's products mostly waits, and its waiting takes a
         # tenth of the processor's time.
