@@ -59,7 +59,7 @@ def test_stdout_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     write_model(tmp_path / "m.onnx")
     result = run("rewrite", "m.onnx", "-o", "-")
     assert result.exit_code == 2
-    assert "not written to stdout; name a file" in result.stderr
+    assert "files are not written to stdout" in result.stderr
     assert not (tmp_path / "-").exists()
 
 
