@@ -16,7 +16,7 @@ import argparse
 import multiprocessing
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from benchmarks.planner_scale import Builder
@@ -41,38 +41,63 @@ def random_graph(seed: int, most: int) -> Problem:
     """A training graph of 20 ops to ``most``."""
     rng = random.Random(seed)
     ops, width, reach = rng.randrange(20, most + 1), rng.choice((2, 4, 8, 16)), rng.choice((1, 1, 2, 4))
-    build = Builder()
-    layers = [[build.tensor(2**16, Kind.INPUT)]]
-    while 2.83 * len(build.ops) < ops:
-        pool = [value for layer in layers[-reach:] for value in layer]
-        made = []
-        for _ in range(rng.randrange(1, width + 1)):
-            inputs = rng.sample(pool, min(len(pool), rng.choice((1, 1, 2, 3))))
-            saved = rng.choice(("inputs", "output", "nothing"))
-            made.append(build.forward(inputs, rng.randrange(1, 65) * 2**12, rng.uniform(0.2, 8.0), saved))
-        layers.append(made)
-    last = [value for layer in layers[-reach:] for value in layer]
-    return build.problem(build.forward(last, 4, 1.0, "nothing"))
+    return _layered(
+        rng,
+        ops,
+        width,
+        reach,
+        read=lambda: rng.choice((1, 1, 2, 3)),
+        size=lambda: rng.randrange(1, 65) * 2**12,
+        cost=lambda: rng.uniform(0.2, 8.0),
+    )
 
 
 def uneven_graph(seed: int, most: int) -> Problem:
     """A training graph of 20 ops to ``most``, of one to three ops a layer, from 256 bytes to 1 MiB each."""
     rng = random.Random(seed)
-    ops, width, reach, pairs = (
-        rng.randrange(20, most + 1),
-        rng.choice((1, 1, 2, 3)),
-        rng.choice((1, 2, 6)),
-        rng.random(),
+    ops, width, reach = rng.randrange(20, most + 1), rng.choice((1, 1, 2, 3)), rng.choice((1, 2, 6))
+    pairs = rng.random() / 2
+    return _layered(
+        rng,
+        ops,
+        width,
+        reach,
+        read=lambda: 1 + (rng.random() < pairs),
+        size=lambda: int(2 ** rng.uniform(8, 20)),
+        cost=lambda: 10 ** rng.uniform(-3, 1),
     )
+
+
+def _layered(
+    rng: random.Random,
+    ops: int,
+    width: int,
+    reach: int,
+    *,
+    read: Callable[[], int],
+    size: Callable[[], int],
+    cost: Callable[[], float],
+) -> Problem:
+    """A training graph of about so many ops, of one to ``width`` a layer that read from the ``reach`` layers before.
+
+    Args:
+        rng: that all is drawn from.
+        ops: those of the backward pass included.
+        width: most ops of a layer.
+        reach: layers.
+        read: draws how many tensors an op reads.
+        size: draws bytes of an output.
+        cost: draws the cost of an op.
+    """
     build = Builder()
     layers = [[build.tensor(2**16, Kind.INPUT)]]
     while 2.83 * len(build.ops) < ops:
         pool = [value for layer in layers[-reach:] for value in layer]
         made = []
         for _ in range(rng.randrange(1, width + 1)):
-            inputs = rng.sample(pool, min(len(pool), 1 + (rng.random() < pairs / 2)))
+            inputs = rng.sample(pool, min(len(pool), read()))
             saved = rng.choice(("inputs", "output", "nothing"))
-            made.append(build.forward(inputs, int(2 ** rng.uniform(8, 20)), 10 ** rng.uniform(-3, 1), saved))
+            made.append(build.forward(inputs, size(), cost(), saved))
         layers.append(made)
     last = [value for layer in layers[-reach:] for value in layer]
     return build.problem(build.forward(last, 4, 1.0, "nothing"))

@@ -196,7 +196,6 @@ def artifacts(
     return write_artifacts(graphs, folder, model, force=force)
 
 
-@fewer_collections()
 def plan(model: Model, **asked: Any) -> Plan:
     """The plan of the file that `rewrite` makes with the same arguments: `ckplan plan`.
 

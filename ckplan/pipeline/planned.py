@@ -94,9 +94,9 @@ class Planned:
     @property
     def holding(self) -> list[str]:
         """What is to be said of a file whose budget is of more than activations, a line each."""
-        if self.held is None:
+        if (held := self.held) is None:
             return []
-        holder, *sizes = self.held
+        holder, *sizes = held
         without, with_plan = map(format_bytes, sizes)
         optional = [str(value.name) for value in self.model.graph.inputs if isinstance(value.type, ir.OptionalType)]
         return [
