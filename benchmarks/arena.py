@@ -28,7 +28,7 @@ from benchmarks.session_opening import opening
 from benchmarks.workloads import Workload
 from ckplan.errors import InfeasibleError
 from ckplan.meter import measure, smallest_arena
-from ckplan.meter.clock import timed_in_turns
+from ckplan.meter.seconds.clock import timed_in_turns
 from ckplan.model import save
 from ckplan.pipeline import Goal, Step, StepOptions, open_step, rewrite, step_of
 from ckplan.pipeline.arena_forms import in_pools

@@ -13,11 +13,11 @@ import onnxruntime
 
 from ckplan.errors import CkplanError
 from ckplan.isolation.arrays import Array, save_arrays
-from ckplan.meter.counter_timeline import interpret
 from ckplan.meter.facts import file_facts, read_model
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for
-from ckplan.meter.process import run_job
+from ckplan.meter.memory.counter_timeline import interpret
+from ckplan.meter.running.process import run_job
 from ckplan.model import save
 from ckplan.operators.sessions import open_session
 
@@ -81,8 +81,8 @@ def peaks(path: Path, *, cut: bool = False) -> dict[str, Any]:
         request = request_for(path, Path(folder) / "inputs", "cpu", None)
         variant = {"order": "default", "pattern": True, "runs": 1, "cut": cut}
         asked = {"variants": [variant], "producers": dict(facts.producers)}
-        (raw,) = run_job("counters", {**request, **asked})
-        heap = run_job("ckplan.meter.heap", request)
+        (raw,) = run_job("ckplan.meter.memory.counters", {**request, **asked})
+        heap = run_job("ckplan.meter.memory.heap", request)
     counters = interpret(raw, facts, inputs.nbytes)
     if counters is None:
         raise CkplanError("this onnxruntime reports no memory counters", "install 1.31 or later")

@@ -29,8 +29,8 @@ import onnx
 
 from benchmarks.forward_files import add_cross_entropy, set_batch
 from benchmarks.kernel_times import kernel_times
-from ckplan.meter import nvml
-from ckplan.meter.session import open_session
+from ckplan.meter.memory import nvml
+from ckplan.meter.running.session import open_session
 from sample_models.catalogue import BUILDERS
 from sample_models.feeds import random_feeds
 

@@ -25,7 +25,7 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import shape_of
 from ckplan.autodiff.rules.convolution import conv_data_gradient, conv_forms, conv_weight_gradient, depthwise_rows
 from ckplan.autodiff.rules.windows import Window
-from ckplan.meter.session import open_session
+from ckplan.meter.running.session import open_session
 
 #: Samples, channels, size, filters, kernel, stride, padding, groups.
 SHAPES: dict[str, tuple[int, int, int, int, int, int, int, int]] = {

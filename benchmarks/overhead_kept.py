@@ -28,7 +28,7 @@ from benchmarks.exports import FOLDER, export
 from ckplan.autodiff import build_training_graph
 from ckplan.isolation.arrays import save_arrays
 from ckplan.meter.inputs import make_inputs
-from ckplan.meter.timing import alternate
+from ckplan.meter.seconds.timing import alternate
 from ckplan.model import save
 from ckplan.pipeline import Goal, Step, rewrite, step_of
 from ckplan.planner.strategies import parse_strategy

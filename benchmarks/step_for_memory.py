@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.workloads import WORKLOADS, Workload
 from ckplan.meter import Verification, verify
-from ckplan.meter.costs import measured_costs
+from ckplan.meter.seconds.costs import measured_costs
 from ckplan.model import save
 from ckplan.pipeline import Goal, rewrite, step_of
 from ckplan.planner.strategies import parse_strategy

@@ -22,7 +22,7 @@ from ckplan.isolation.arrays import save_arrays
 from ckplan.meter.facts import read_model
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for
-from ckplan.meter.process import run_job
+from ckplan.meter.running.process import run_job
 from ckplan.model import save
 from ckplan.pipeline import StepOptions, open_step, rewrite
 from ckplan.planner.strategies import parse_strategy
@@ -94,7 +94,7 @@ def file_heap(path: Path) -> int:
     with tempfile.TemporaryDirectory() as folder:
         inputs = Path(folder) / "inputs"
         save_arrays(inputs, make_inputs(read_model(path)).arrays)
-        return int(run_job("ckplan.meter.heap", request_for(path, inputs, "cpu", None))["run"])
+        return int(run_job("ckplan.meter.memory.heap", request_for(path, inputs, "cpu", None))["run"])
 
 
 def main() -> None:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ckplan.meter import Measurement as Measurement
     from ckplan.meter import Verification as Verification
     from ckplan.meter.checkup import checkup as checkup
-    from ckplan.meter.meters import register_meter as register_meter
+    from ckplan.meter.memory.meters import register_meter as register_meter
     from ckplan.model import ForwardModel as ForwardModel
     from ckplan.model import load as load
     from ckplan.model import save as save
@@ -103,7 +103,7 @@ _HOMES = {
     "errors": ("CkplanError",),
     "meter": ("Measurement", "Verification"),
     "meter.checkup": ("checkup",),
-    "meter.meters": ("register_meter",),
+    "meter.memory.meters": ("register_meter",),
     "model": ("ForwardModel", "load", "save"),
     "model.torch_files.export": ("export",),
     "operators.gradients": ("rule",),

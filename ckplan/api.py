@@ -32,7 +32,7 @@ from ckplan.isolation.collecting import fewer_collections
 from ckplan.meter import Measurement, Verification
 from ckplan.meter import measure as measure_file
 from ckplan.meter import verify as verify_files
-from ckplan.meter.device import check_device
+from ckplan.meter.running.device import check_device
 from ckplan.model import save
 from ckplan.model.files.weights import scratch_folder
 from ckplan.pipeline import Goal, Planned, Step, StepOptions, choosing, open_step, step_of

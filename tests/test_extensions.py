@@ -12,7 +12,7 @@ import pytest
 from ckplan import build_training_graph, extensions
 from ckplan.autodiff.registry import collect, lookup
 from ckplan.errors import EnvironmentUnavailableError, UsageError
-from ckplan.meter import meters
+from ckplan.meter.memory import meters
 from ckplan.model.costs import node_cost
 from ckplan.operators import gradients, table
 from ckplan.operators.record import Operator

@@ -43,7 +43,7 @@ class Outcome:
 
 
 class _Fork:
-    """What `ckplan.isolation.evaluate` and `ckplan.meter.process` need of a ``subprocess.Popen``."""
+    """What `ckplan.isolation.evaluate` and `ckplan.meter.running.process` need of a ``subprocess.Popen``."""
 
     def __init__(self, module: str, arguments: Sequence[str], stderr: Any) -> None:
         asked, answered = os.pipe(), os.pipe()
@@ -99,20 +99,20 @@ def _evaluator(parent: int) -> int:
 
 
 def _child(parent: int, folder: str) -> int:
-    from ckplan.meter import child
+    from ckplan.meter.running import child
 
     return child.main(parent, Path(folder))
 
 
 _MAINS: dict[str, Callable[..., int | None]] = {
     "ckplan.isolation.evaluator": _evaluator,
-    "ckplan.meter.child": _child,
+    "ckplan.meter.running.child": _child,
 }
 
 
 def fork_children() -> None:
     """Let ckplan fork its processes instead of starting Python anew; for processes of this module only."""
-    from ckplan.meter import process
+    from ckplan.meter.running import process
 
     def start(module: str, *arguments: str, stderr: Any = -3) -> Any:
         return _Fork(module, arguments, stderr)

@@ -10,14 +10,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ckplan.meter.alive import Gap, Inside, LiveTensor
     from ckplan.meter.bisect import Bisection, Smallest, smallest_arena
     from ckplan.meter.compared import Numerics, OutputDifference, Timing, Verification
-    from ckplan.meter.errors import RunFailedError, RunTooLongError
+    from ckplan.meter.executed.alive import Gap, Inside, LiveTensor
     from ckplan.meter.inputs import Inputs, make_inputs
     from ckplan.meter.measurement import measure
-    from ckplan.meter.nvml import Gpu
-    from ckplan.meter.time_limit import run_limit
+    from ckplan.meter.memory.nvml import Gpu
+    from ckplan.meter.running.errors import RunFailedError, RunTooLongError
+    from ckplan.meter.running.time_limit import run_limit
     from ckplan.meter.types import (
         Counters,
         Heap,
@@ -64,22 +64,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "LiveTensor": "alive",
+    "LiveTensor": "executed.alive",
     "Bisection": "bisect",
-    "Gap": "alive",
-    "Gpu": "nvml",
-    "Inside": "alive",
+    "Gap": "executed.alive",
+    "Gpu": "memory.nvml",
+    "Inside": "executed.alive",
     "Inputs": "inputs",
     "Numerics": "compared",
     "OutputDifference": "compared",
-    "RunFailedError": "errors",
-    "RunTooLongError": "errors",
+    "RunFailedError": "running.errors",
+    "RunTooLongError": "running.errors",
     "Smallest": "bisect",
     "Timing": "compared",
     "Verification": "compared",
     "make_inputs": "inputs",
     "measure": "measurement",
-    "run_limit": "time_limit",
+    "run_limit": "running.time_limit",
     "smallest_arena": "bisect",
     "verify": "verification",
 }

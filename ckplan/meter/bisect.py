@@ -17,16 +17,16 @@ import onnx_ir as ir
 from ckplan.errors import CkplanError
 from ckplan.isolation.arrays import save_arrays
 from ckplan.isolation.folders import temporary_folder
-from ckplan.meter.arena_limit import arena_options, arena_settings, cuda_options
-from ckplan.meter.counter_timeline import interpret
-from ckplan.meter.device import CPU, CUDA
-from ckplan.meter.errors import RunFailedError, RunTooLongError
-from ckplan.meter.executed import executed_graph
+from ckplan.meter.executed.graph import executed_graph
+from ckplan.meter.executed.inside import replayed
 from ckplan.meter.facts import file_facts, read_model
 from ckplan.meter.inputs import Inputs, make_inputs
-from ckplan.meter.inside import replayed
 from ckplan.meter.measurement import Progress, check_options, request_for
-from ckplan.meter.process import run_job
+from ckplan.meter.memory.arena_limit import arena_options, arena_settings, cuda_options
+from ckplan.meter.memory.counter_timeline import interpret
+from ckplan.meter.running.device import CPU, CUDA
+from ckplan.meter.running.errors import RunFailedError, RunTooLongError
+from ckplan.meter.running.process import run_job
 from ckplan.meter.types import Prediction, jsonable
 from ckplan.model.fixing import Fixed
 from ckplan.planner.arena.allocations import Allocations, allocations, expected_arena, smallest_limit
@@ -169,7 +169,7 @@ def smallest_arena(
             "producers": dict(facts.producers),
             "optimized": str(folder / "executed.onnx"),
         }
-        variant = run_job("counters", {**request, **asked})[0]
+        variant = run_job("ckplan.meter.memory.counters", {**request, **asked})[0]
         request["device"] = variant["device"]
         counters = interpret(variant, facts, chosen.nbytes)
         if counters is None:
@@ -209,7 +209,7 @@ def smallest_arena(
 def _runs(request: Mapping[str, Any], limit: int, pattern: bool) -> bool:
     """Whether the file runs within a limit; a kernel that crashes for want of memory is no different."""
     try:
-        return bool(run_job("arena_limit", {**request, "limit": limit, "pattern": pattern})["ran"])
+        return bool(run_job("ckplan.meter.memory.arena_limit", {**request, "limit": limit, "pattern": pattern})["ran"])
     except RunTooLongError:
         raise
     except RunFailedError as error:

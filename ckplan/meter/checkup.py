@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from ckplan.display import one_line
 from ckplan.errors import CkplanError
 from ckplan.isolation.folders import temporary_folder
-from ckplan.meter.device import usable_cores
+from ckplan.meter.running.device import usable_cores
 from ckplan.meter.trial import trial_step
 from ckplan.operators.sessions import PACKAGES
 from ckplan.units import format_bytes, format_seconds
@@ -192,7 +192,7 @@ def _heap(bench: Bench) -> str:
 def _cuda(bench: Bench) -> str:
     import onnxruntime
 
-    from ckplan.meter.device import CUDA
+    from ckplan.meter.running.device import CUDA
 
     if CUDA not in onnxruntime.get_available_providers():
         raise Missing("this onnxruntime is built without CUDA", "pip install onnxruntime-gpu, if there is a GPU")
@@ -201,7 +201,7 @@ def _cuda(bench: Bench) -> str:
 
 
 def _nvml(bench: Bench) -> str:
-    from ckplan.meter import nvml
+    from ckplan.meter.memory import nvml
 
     found, reason = nvml.meter()
     if found is None:
@@ -223,7 +223,7 @@ def _solver(bench: Bench) -> str:
 
 
 def _cache(bench: Bench) -> str:
-    from ckplan.meter.cache import cache_folder
+    from ckplan.meter.seconds.cache import cache_folder
 
     folder = cache_folder()
     kept = [file.stat().st_size for file in folder.glob("*") if file.is_file()] if folder.is_dir() else []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ckplan.meter.types import Measurement, NonFinite, Origin, jsonable
 
 if TYPE_CHECKING:
-    from ckplan.meter.in_place import InPlace
+    from ckplan.meter.numbers.in_place import InPlace
 
 _NOISE = 1e-6
 """Ratio to the largest element of all gradients: what is below it is rounding, of some units of float32."""

@@ -14,23 +14,23 @@ from ckplan.display import one_line, shortened
 from ckplan.errors import CkplanError
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.isolation.folders import temporary_folder
-from ckplan.meter.alive import Inside
-from ckplan.meter.counter_timeline import asked_for, interpret, steady_state
-from ckplan.meter.counters import RUNS, are_executed
-from ckplan.meter.device import check_device, check_threads
-from ckplan.meter.errors import RunFailedError
-from ckplan.meter.events import MOST_EVENTS, events_of
-from ckplan.meter.executed import executed_graph
+from ckplan.meter.executed.alive import Inside
+from ckplan.meter.executed.failed_run import with_expected_memory
+from ckplan.meter.executed.graph import executed_graph
+from ckplan.meter.executed.inside import look_inside
+from ckplan.meter.executed.recomputed import recomputation
 from ckplan.meter.facts import FileFacts, file_facts, read_model
-from ckplan.meter.failed_run import with_expected_memory
 from ckplan.meter.inputs import Inputs, make_inputs
-from ckplan.meter.inside import look_inside
-from ckplan.meter.meters import meters
-from ckplan.meter.numerics import count_nonfinite
-from ckplan.meter.nvml import Gpu
+from ckplan.meter.memory.counter_timeline import asked_for, interpret, steady_state
+from ckplan.meter.memory.counters import RUNS, are_executed
+from ckplan.meter.memory.events import MOST_EVENTS, events_of
+from ckplan.meter.memory.meters import meters
+from ckplan.meter.memory.nvml import Gpu
+from ckplan.meter.numbers.numerics import count_nonfinite
 from ckplan.meter.problems import SLACK, TOLERANCE
-from ckplan.meter.process import run_job
-from ckplan.meter.recomputed import recomputation
+from ckplan.meter.running.device import check_device, check_threads
+from ckplan.meter.running.errors import RunFailedError
+from ckplan.meter.running.process import run_job
 from ckplan.meter.types import Counters, Measurement, Prediction, Recomputation, Resident
 from ckplan.model.fixing import Fixed
 from ckplan.model.half import half_precision_notes
@@ -156,7 +156,7 @@ def measured(
     """Run all meters on one file; the outputs of its first run stay in the folder ``outputs``.
 
     Where the file is ``compared`` with another one, it runs no more often than that takes, and no thread spins: how
-    long a step takes is found out by turns (`ckplan.meter.timing`), so the runs for outputs may be profiled.
+    long a step takes is found out by turns (`ckplan.meter.seconds.timing`), so the runs for outputs may be profiled.
 
     Args:
         model: the file, as it was read.
@@ -180,7 +180,9 @@ def measured(
     progress(f"running {name}: times and outputs")
     executed = outputs.with_name(f"{outputs.name}-executed.onnx")
     try:
-        plain = run_job("plain", {**request, "outputs": str(outputs), "runs": runs, "profiled": profiled})
+        plain = run_job(
+            "ckplan.meter.memory.plain", {**request, "outputs": str(outputs), "runs": runs, "profiled": profiled}
+        )
     except RunFailedError as error:
         if not inside:
             raise
@@ -198,7 +200,9 @@ def measured(
         priority, without_pattern = interpret(variants[1], facts, inputs.nbytes), steady_state(variants[2])
     if told is not None and plain["device"] == "cpu" and not _as_promised(told, facts.prediction):
         progress(f"running {name}: what kernels ask of the allocator")
-        (cut,) = run_job("counters", {**request, "variants": [_CUT], "producers": variants[0]["producers"]})
+        (cut,) = run_job(
+            "ckplan.meter.memory.counters", {**request, "variants": [_CUT], "producers": variants[0]["producers"]}
+        )
         told = asked_for(told, interpret(cut, facts, inputs.nbytes))
     notes = [*inputs.notes, *_notes_on_run(model, plain, told, bool(variants[0]["runs"]))]
     readings, unread = _readings(request, lambda doing: progress(f"running {name}: {doing}")) if heap else ({}, [])
@@ -263,7 +267,7 @@ def _run_variants(
     if compared and min(plain["seconds"]) > _LONG:
         further = further[:1] if not done else [] if _is_all_told(done[0], facts) else [_LOADED]
     try:
-        others = run_job("counters", {**request, "variants": further}) if further else []
+        others = run_job("ckplan.meter.memory.counters", {**request, "variants": further}) if further else []
     except RunFailedError as error:
         raise _after_all(error, plain) from error
     producers = others[0]["producers"] if others else facts.producers

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ckplan.meter.device import DEVICES
+from ckplan.meter.running.device import DEVICES
 
 if TYPE_CHECKING:
     from ckplan.meter.types import Measurement
@@ -39,13 +39,13 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """A way to measure memory. Each is one file of this package, and stands in `ckplan.meter.meters.METERS`.
+    """A way to measure memory. Each is one file of this package, and stands in `ckplan.meter.memory.meters.METERS`.
 
     Attributes:
         name: what it is called in JSON.
         figures: what is shown of it.
-        job: a module whose function ``job`` measures in a process of its own (see `ckplan.meter.child`) and returns
-            what JSON can hold; empty for a meter that reads along while the file runs for another reason.
+        job: a module whose function ``job`` measures in a process of its own (see `ckplan.meter.running.child`) and
+            returns what JSON can hold; empty for a meter that reads along while the file runs for another reason.
         read: makes a record of what the job returned; it becomes ``Measurement.readings[name]``.
         doing: what is being done meanwhile, in words.
         devices: where it works.

@@ -31,7 +31,7 @@ def check_starts(device: str) -> None:
     """Run the step on a device that may not be there, before work is done whose end needs it.
 
     Args:
-        device: one of `ckplan.meter.device.DEVICES`; nothing is run but for ``cuda``.
+        device: one of `ckplan.meter.running.device.DEVICES`; nothing is run but for ``cuda``.
 
     Raises:
         EnvironmentUnavailableError: CUDA does not start here.
@@ -42,10 +42,10 @@ def check_starts(device: str) -> None:
     from ckplan.meter.facts import read_model
     from ckplan.meter.inputs import make_inputs
     from ckplan.meter.measurement import request_for
-    from ckplan.meter.process import run_job
+    from ckplan.meter.running.process import run_job
 
     with temporary_folder() as folder:
         path = trial_step(folder)
         save_arrays(folder / "inputs", make_inputs(read_model(path)).arrays)
         request = request_for(path, folder / "inputs", device, None)
-        run_job("plain", {**request, "outputs": str(folder / "outputs"), "runs": 1})
+        run_job("ckplan.meter.memory.plain", {**request, "outputs": str(folder / "outputs"), "runs": 1})

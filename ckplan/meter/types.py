@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ckplan.meter.alive import Gap, Inside
-from ckplan.meter.nvml import Gpu
+from ckplan.meter.executed.alive import Gap, Inside
+from ckplan.meter.memory.nvml import Gpu
 from ckplan.planner.timeline import Timeline
 from ckplan.units import format_bytes, format_seconds
 
@@ -274,7 +274,7 @@ class Measurement:
     @property
     def widest_gap(self) -> Gap | None:
         """Where measured and expected activations differ most; None where they are nowhere apart or not known."""
-        from ckplan.meter.gap import widest_gap
+        from ckplan.meter.executed.gap import widest_gap
 
         return None if self.counters is None or self.inside is None else widest_gap(self.counters.timeline, self.inside)
 

@@ -13,12 +13,12 @@ from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.isolation.folders import temporary_folder
 from ckplan.meter.compared import Numerics, Timing, Verification
 from ckplan.meter.facts import fed_inputs, file_facts, read_model
-from ckplan.meter.in_place import compared_in_place
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import check_options, measured, request_for
-from ckplan.meter.nonfinite import find_origin
-from ckplan.meter.numerics import compare_outputs
-from ckplan.meter.timing import alternate
+from ckplan.meter.numbers.in_place import compared_in_place
+from ckplan.meter.numbers.nonfinite import find_origin
+from ckplan.meter.numbers.numerics import compare_outputs
+from ckplan.meter.seconds.timing import alternate
 from ckplan.meter.types import Measurement, Origin
 from ckplan.model.traits import is_random
 

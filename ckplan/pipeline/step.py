@@ -213,7 +213,7 @@ class Step:
             return self
         # All of the meter, for one option.
         if cost == "clock":
-            from ckplan.meter.clock import timed_in_turns
+            from ckplan.meter.seconds.clock import timed_in_turns
             from ckplan.meter.trial import check_starts
 
             check_starts(device)
@@ -224,11 +224,11 @@ class Step:
                     "`--cost calibrated` times kernels of this machine's CPU, and `--device cuda` plans for others",
                     "take --cost measured or flops",
                 )
-            from ckplan.meter.calibration import calibrated_costs
+            from ckplan.meter.seconds.calibration import calibrated_costs
 
             found = replace(self, pricing=calibrated_costs, notes=(*self.notes, _CALIBRATED))
         else:
-            from ckplan.meter.costs import measured_costs
+            from ckplan.meter.seconds.costs import measured_costs
 
             found = replace(self, costs=measured_costs(self.model, device))
         return _in_every_form(found, lambda made: made.priced(cost, device))

@@ -311,7 +311,7 @@ def test_a_device_that_does_not_start_is_found_before_the_work(
     def planning(*given: object, **options: object) -> None:
         raise AssertionError("planned for a device that is not there")
 
-    monkeypatch.setattr("ckplan.meter.process.run_job", never)
+    monkeypatch.setattr("ckplan.meter.running.process.run_job", never)
     monkeypatch.setattr(Auto, "solve", planning)
     out = tmp_path / "out.html"
     out.write_text("before", encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckplan.meter import costs
+from ckplan.meter.seconds import costs
 from tests.cli.test_commands import run
 
 

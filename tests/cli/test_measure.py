@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ckplan.cli import cli
 from ckplan.errors import EnvironmentUnavailableError
 from ckplan.meter import measurement
-from ckplan.meter.errors import RunFailedError
+from ckplan.meter.running.errors import RunFailedError
 from ckplan.model.files import saving
 from tests.cli.conftest import write_model
 
@@ -159,9 +159,9 @@ def test_a_process_that_dies_is_one_line(
     # A file of Python's own that every process imports at its start: the first run ends in the signal.
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
-        "if any(word.endswith('ckplan.meter.child') for word in sys.orig_argv):\n"
+        "if any(word.endswith('ckplan.meter.running.child') for word in sys.orig_argv):\n"
         "    import os\n"
-        "    import ckplan.meter.session as session\n"
+        "    import ckplan.meter.running.session as session\n"
         f"    session.step_of = lambda *arguments: lambda: os.kill(os.getpid(), {int(number)})\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -226,7 +226,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
 PROGRAM = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the tests with it ignored
-from ckplan.meter import process
+from ckplan.meter.running import process
 from ckplan.cli import main
 
 finish = process.Process.finish

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckplan.meter.child import Channel
 from ckplan.meter.meter import Figure, Meter
+from ckplan.meter.running.child import Channel
 
 
 @dataclass(frozen=True)

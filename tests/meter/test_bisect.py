@@ -13,13 +13,13 @@ from ckplan.autodiff import build_training_graph
 from ckplan.errors import ModelError
 from ckplan.isolation.arrays import save_arrays
 from ckplan.meter import measure, smallest_arena
-from ckplan.meter.arena_limit import is_exhausted
 from ckplan.meter.bisect import PRECISION, _smallest
-from ckplan.meter.errors import RunFailedError
 from ckplan.meter.facts import read_model
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for
-from ckplan.meter.process import run_job
+from ckplan.meter.memory.arena_limit import is_exhausted
+from ckplan.meter.running.errors import RunFailedError
+from ckplan.meter.running.process import run_job
 from ckplan.model import save
 from ckplan.pipeline import rewrite, step_of
 from ckplan.planner.strategies import parse_strategy
@@ -103,8 +103,8 @@ def test_a_plan_with_a_lower_peak_runs_in_a_smaller_arena(tmp_path: Path) -> Non
     # The limit is one: it is enough again, and one below what is in use is not.
     save_arrays(tmp_path / "inputs", make_inputs(read_model(files[1])).arrays)
     request = {**request_for(files[1], tmp_path / "inputs", "cpu", 1), "pattern": True}
-    assert run_job("arena_limit", {**request, "limit": planned.default.limit})["ran"]
-    assert not run_job("arena_limit", {**request, "limit": planned.plain.in_use - 2**16})["ran"]
+    assert run_job("ckplan.meter.memory.arena_limit", {**request, "limit": planned.default.limit})["ran"]
+    assert not run_job("ckplan.meter.memory.arena_limit", {**request, "limit": planned.plain.in_use - 2**16})["ran"]
 
 
 def test_a_file_that_fails_for_another_reason_is_an_error(tmp_path: Path) -> None:

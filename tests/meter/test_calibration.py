@@ -14,10 +14,10 @@ import pytest
 
 import ckplan
 from ckplan.errors import UsageError
-from ckplan.meter import calibration
-from ckplan.meter.calibration import calibrated_costs, calibration_file
-from ckplan.meter.errors import RunFailedError
-from ckplan.meter.kernel_models import kernel_of, signature
+from ckplan.meter.running.errors import RunFailedError
+from ckplan.meter.seconds import calibration
+from ckplan.meter.seconds.calibration import calibrated_costs, calibration_file
+from ckplan.meter.seconds.kernel_models import kernel_of, signature
 from ckplan.model.costs import node_cost, seconds
 from ckplan.pipeline import Goal, step_of
 from tests.cli.conftest import write_model
@@ -173,7 +173,7 @@ def test_a_kernel_that_ends_the_process_costs_one_time(graph: ir.Model, monkeypa
     monkeypatch.setattr(calibration, "_ask", ask)
     kernels = [kernel_of(node, {"": 21}) for node in list(graph.graph)[:4]]
     assert calibration._timed(kernels, {"": 21}) == [2.0, None, 5.0, 6.0]
-    assert starts == ["kernels", "kernels"]
+    assert starts == ["ckplan.meter.seconds.kernels"] * 2
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"a"', '{"Tanh": "long"}', '{"Tanh": NaN}', '{"Tanh": -1.0}'])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckplan.meter.counter_timeline import interpret, steady_state
-from ckplan.meter.counters import split_runs
-from ckplan.meter.device import CPU, CUDA
 from ckplan.meter.facts import FileFacts
+from ckplan.meter.memory.counter_timeline import interpret, steady_state
+from ckplan.meter.memory.counters import split_runs
+from ckplan.meter.running.device import CPU, CUDA
 from ckplan.meter.types import Prediction
 
 FACTS = FileFacts(

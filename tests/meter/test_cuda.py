@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from ckplan.cli import cli
 from ckplan.meter import Measurement, measure, verify
-from ckplan.meter.device import CUDA
+from ckplan.meter.running.device import CUDA
 from tests.meter.models import ACTIVATION, chain
 
 pytestmark = pytest.mark.cuda

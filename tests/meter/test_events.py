@@ -12,7 +12,7 @@ import pytest
 import ckplan
 from ckplan.errors import EnvironmentUnavailableError
 from ckplan.meter import measure, measurement
-from ckplan.meter.events import events_of, read_events
+from ckplan.meter.memory.events import events_of, read_events
 
 ROWS = """
 <ir_version: 10, opset_import: ["": 21]>

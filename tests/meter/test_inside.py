@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 import ckplan
 from ckplan.meter import Gap, Inside, Measurement, RunFailedError, measure
 from ckplan.meter import measurement as module
-from ckplan.meter.gap import widest_gap
-from ckplan.meter.inside import aligned
+from ckplan.meter.executed.gap import widest_gap
+from ckplan.meter.executed.inside import aligned
 from ckplan.planner.arena import allocations
 from ckplan.planner.arena.regions import DEFAULT
 from ckplan.planner.timeline import Moment, Timeline
@@ -75,7 +75,7 @@ def test_the_arena_is_expected_with_and_without_memory_patterns(
         asked.append(wanted)
         return allocations.expected_arena(wanted)
 
-    monkeypatch.setattr("ckplan.meter.inside.expected_arena", listening)
+    monkeypatch.setattr("ckplan.meter.executed.inside.expected_arena", listening)
     sample = Path(__file__).parents[2] / "sample_models" / f"{name}.onnx"
     path = tmp_path / "planned.onnx"
     ckplan.rewrite(sample, strategy="memory", dims={"batch": 16}, output=path)
@@ -280,7 +280,7 @@ def test_a_later_process_that_fails_tells_what_the_first_had_found(
     run_job = module.run_job
 
     def failing(job: str, request: dict[str, object]) -> object:
-        if job == "counters":
+        if job == "ckplan.meter.memory.counters":
             raise RunFailedError("the process was killed by SIGKILL", stage="run 1 of 3")
         return run_job(job, request)
 

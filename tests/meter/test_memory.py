@@ -14,11 +14,11 @@ import ckplan
 from ckplan.errors import UsageError
 from ckplan.isolation.arrays import save_arrays
 from ckplan.meter import Measurement, measure
-from ckplan.meter.counter_timeline import steady_state
 from ckplan.meter.facts import read_model
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for
-from ckplan.meter.process import run_job
+from ckplan.meter.memory.counter_timeline import steady_state
+from ckplan.meter.running.process import run_job
 from ckplan.model import save as save_model
 from ckplan.pipeline import rewrite
 from ckplan.planner.strategies import parse_strategy
@@ -130,7 +130,7 @@ def test_the_second_run_is_in_the_steady_state(tmp_path: Path, pattern: bool) ->
     save_arrays(tmp_path / "x", make_inputs(read_model(path)).arrays)
     variants = [{"order": "default", "pattern": pattern, "runs": 4}]
     asked = {"variants": variants, "producers": {}, "spin": False}
-    found = run_job("counters", {**request_for(path, tmp_path / "x", "cpu", 1), **asked})[0]
+    found = run_job("ckplan.meter.memory.counters", {**request_for(path, tmp_path / "x", "cpu", 1), **asked})[0]
     states = [steady_state({**found, "runs": found["runs"][:count]}) for count in (2, 3, 4)]
     assert states[0] is not None
     assert states == states[:1] * 3

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ckplan.errors import EnvironmentUnavailableError, UsageError
-from ckplan.meter import measure, meters
+from ckplan.meter import measure
+from ckplan.meter.memory import meters
+from ckplan.meter.memory.meters import METERS, register_meter
 from ckplan.meter.meter import Figure, in_order
-from ckplan.meter.meters import METERS, register_meter
 from ckplan.report import json as as_json
 from ckplan.report.documents.measurements import measurement
 from ckplan.report.documents.verifications import figures
@@ -46,6 +48,14 @@ def test_a_registered_meter_measures_and_is_shown_everywhere(tmp_path: Path) -> 
     assert data["size"] == {"bytes": path.stat().st_size}
     assert data["heap"]["run"] == found.heap.run  # type: ignore[union-attr]
     assert "the file itself" in writer("text")(measurement(found))
+
+
+def test_a_job_may_lie_in_a_module_of_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plain.py").write_text("def job(channel):\n    return {'bytes': 7}\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    register_meter(replace(METER, job="plain"))
+    found = measure(chain(tmp_path / "m.onnx", 2), device="cpu", runs=1, threads=1)
+    assert found.readings["size"] == Size(7)
 
 
 def test_a_meter_that_fails_costs_its_figure_only(tmp_path: Path) -> None:

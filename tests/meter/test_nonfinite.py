@@ -11,8 +11,8 @@ from onnx import helper, numpy_helper
 
 from ckplan.isolation.arrays import save_arrays
 from ckplan.meter.measurement import request_for
-from ckplan.meter.nonfinite import _in_execution_order, _pieces, _sizes
-from ckplan.meter.process import run_job
+from ckplan.meter.numbers.nonfinite import _in_execution_order, _pieces, _sizes
+from ckplan.meter.running.process import run_job
 from tests.meter.models import floats, save
 
 ROW = 16 * 4
@@ -34,7 +34,10 @@ def test_the_limit_does_not_change_what_is_found(tmp_path: Path, limit: int) -> 
     path = line(tmp_path / "m.onnx", ["Abs", "Neg", "Exp", "Neg", "Log", "Neg", "Abs"])
     save_arrays(tmp_path / "inputs", {"v0": np.ones(16, np.float32)})
     request = request_for(path, tmp_path / "inputs", "cpu", 1)
-    found = run_job("nonfinite", {**request, "kind": "nan", "order": [f"n{i}" for i in range(7)], "limit": limit})
+    found = run_job(
+        "ckplan.meter.numbers.nonfinite",
+        {**request, "kind": "nan", "order": [f"n{i}" for i in range(7)], "limit": limit},
+    )
     assert found == {"kind": "nan", "node": "n4", "op_type": "Log", "value": "v5", "count": 16, "element": [0]}
 
 
@@ -42,7 +45,10 @@ def test_nothing_is_found_where_nothing_is_wrong(tmp_path: Path) -> None:
     path = line(tmp_path / "m.onnx", ["Abs", "Exp"])
     save_arrays(tmp_path / "inputs", {"v0": np.ones(16, np.float32)})
     request = request_for(path, tmp_path / "inputs", "cpu", 1)
-    assert run_job("nonfinite", {**request, "kind": "nan", "order": ["n0", "n1"], "limit": 10**9}) is None
+    assert (
+        run_job("ckplan.meter.numbers.nonfinite", {**request, "kind": "nan", "order": ["n0", "n1"], "limit": 10**9})
+        is None
+    )
 
 
 def test_a_bad_initializer_is_named(tmp_path: Path) -> None:
@@ -51,7 +57,7 @@ def test_a_bad_initializer_is_named(tmp_path: Path) -> None:
     path = save(tmp_path / "m.onnx", [node], [floats("x", 2)], [floats("y", 2)], [weight])
     save_arrays(tmp_path / "inputs", {"x": np.ones(2, np.float32)})
     request = request_for(path, tmp_path / "inputs", "cpu", 1)
-    found = run_job("nonfinite", {**request, "kind": "nan", "order": ["mul"], "limit": 10**9})
+    found = run_job("ckplan.meter.numbers.nonfinite", {**request, "kind": "nan", "order": ["mul"], "limit": 10**9})
     assert (found["op_type"], found["value"], found["element"]) == ("initializer", "W", [1])
 
 

@@ -11,9 +11,9 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.keys import UPDATES
-from ckplan.meter import numerics
 from ckplan.meter.facts import file_facts
-from ckplan.meter.numerics import compare_outputs, count_nonfinite, difference, ulp_distance
+from ckplan.meter.numbers import numerics
+from ckplan.meter.numbers.numerics import compare_outputs, count_nonfinite, difference, ulp_distance
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ckplan.meter import nvml
+from ckplan.meter.memory import nvml
 
 
 class NVMLError(Exception):

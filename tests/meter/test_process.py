@@ -16,9 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 from ckplan.errors import CkplanError, EnvironmentUnavailableError, ModelError
 from ckplan.isolation.arrays import save_arrays
 from ckplan.meter import RunFailedError, measure
-from ckplan.meter.device import CPU, CUDA, device_that_ran, wanted_providers
 from ckplan.meter.measurement import request_for
-from ckplan.meter.process import run_job, started
+from ckplan.meter.running.device import CPU, CUDA, device_that_ran, wanted_providers
+from ckplan.meter.running.process import run_job, started
 from ckplan.operators.sessions import clean
 from tests.meter.models import floats, save
 
@@ -92,7 +92,7 @@ def test_a_process_that_dies_is_reported_with_what_it_had_told(
     negation: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     save_arrays(tmp_path / "inputs", {"x": np.ones(4, np.float32)})
-    with started("timing", request_for(negation, tmp_path / "inputs", "cpu", 1)) as process:
+    with started("ckplan.meter.seconds.timing", request_for(negation, tmp_path / "inputs", "cpu", 1)) as process:
         assert process.ask("step") > 0
         os.kill(process.pid, number)
         with pytest.raises(RunFailedError, match=f"killed by {number.name} in a timed run") as error:
@@ -104,7 +104,7 @@ def test_a_process_that_dies_is_reported_with_what_it_had_told(
 
 def test_no_process_outlives_its_block(negation: Path, tmp_path: Path) -> None:
     save_arrays(tmp_path / "inputs", {"x": np.ones(4, np.float32)})
-    with started("timing", request_for(negation, tmp_path / "inputs", "cpu", 1)) as process:
+    with started("ckplan.meter.seconds.timing", request_for(negation, tmp_path / "inputs", "cpu", 1)) as process:
         pid = process.pid
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -150,7 +150,7 @@ def test_cuda_libraries_are_loaded_before_a_session_that_wants_them() -> None:
 
 
 def test_an_unknown_job_is_reported_not_raised(tmp_path: Path) -> None:
-    with pytest.raises(RunFailedError, match="there is no job 'nonsense'"):
+    with pytest.raises(RunFailedError, match="No module named 'nonsense'"):
         run_job("nonsense", {"path": "m.onnx"})
 
 
@@ -187,9 +187,9 @@ def test_the_callers_process_never_loads_onnxruntime(negation: Path) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("job", ["plain", "counters", "heap", "timing"])
+@pytest.mark.parametrize("job", ["memory.plain", "memory.counters", "memory.heap", "seconds.timing"])
 def test_what_runs_a_model_imports_nothing_that_reads_models(job: str) -> None:
-    code = f"import sys, ckplan.meter.child, ckplan.meter.{job}; print(*sys.modules)"
+    code = f"import sys, ckplan.meter.running.child, ckplan.meter.{job}; print(*sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
 
     assert f"ckplan.meter.{job}" in told

@@ -11,7 +11,7 @@ from onnx import helper
 from ckplan.errors import UsageError
 from ckplan.isolation.folders import temporary_folder
 from ckplan.meter import RunFailedError, RunTooLongError, measure, run_limit, smallest_arena, verify
-from ckplan.meter.time_limit import allowed, watched
+from ckplan.meter.running.time_limit import allowed, watched
 from tests.cli.test_commands import failure, run
 from tests.meter.models import endless_loop, floats, save
 
@@ -41,7 +41,7 @@ def test_too_long_is_not_taken_for_too_little_memory(tmp_path: Path, monkeypatch
     tried = []
 
     def told(job: str, request: dict[str, object]) -> object:
-        if job == "arena_limit":
+        if job == "ckplan.meter.memory.arena_limit":
             tried.append(job)
             raise RunTooLongError("too long")
         return run_job(job, request)

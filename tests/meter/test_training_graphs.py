@@ -14,7 +14,7 @@ from ckplan.isolation.arrays import save_arrays
 from ckplan.meter.facts import file_facts
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for
-from ckplan.meter.nonfinite import find_origin
+from ckplan.meter.numbers.nonfinite import find_origin
 from ckplan.meter.problems import describe_origin
 from ckplan.meter.types import NonFinite
 from tests.autodiff.gradcheck import parse, values

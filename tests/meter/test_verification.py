@@ -17,7 +17,7 @@ from ckplan.errors import ModelError, UsageError
 from ckplan.keys import GRADIENTS
 from ckplan.meter import Verification, measure, measurement, verify
 from ckplan.meter.compared import Timing
-from ckplan.meter.timing import enough
+from ckplan.meter.seconds.timing import enough
 from ckplan.meter.types import Prediction
 from tests.meter.models import ACTIVATION, BATCH, WIDTH, chain, floats, save
 
@@ -92,7 +92,12 @@ def test_runs_for_outputs_serve_the_counters_too(tmp_path: Path, monkeypatch: py
     path = chain(tmp_path / "model.onnx", LAYERS)
     compared = verify(path, path, device="cpu", runs=1, threads=1, heap=False).new
     # The last: such a file predicts nothing that the peak might be equal to.
-    jobs = [("plain", []), ("counters", [("priority", True), ("default", False)]), ("counters", [("default", True)])]
+    memory = "ckplan.meter.memory"
+    jobs = [
+        (f"{memory}.plain", []),
+        (f"{memory}.counters", [("priority", True), ("default", False)]),
+        (f"{memory}.counters", [("default", True)]),
+    ]
     assert asked == jobs * 2
     alone = measure(path, device="cpu", runs=1, threads=1, heap=False)
     assert compared.counters is not None
@@ -284,7 +289,7 @@ def test_a_broken_promise_is_a_problem(found: Verification, monkeypatch: pytest.
 
 def test_problems_tell_of_values_that_change_from_run_to_run(found: Verification) -> None:
     one, other = np.zeros(2, np.float32), np.ones(2, np.float32)
-    from ckplan.meter.numerics import compare_outputs
+    from ckplan.meter.numbers.numerics import compare_outputs
 
     shaky = replace(
         found,

@@ -14,8 +14,8 @@ import pytest
 import ckplan
 from ckplan import keys
 from ckplan.errors import UsageError
-from ckplan.meter import clock as meter_clock
 from ckplan.meter.compared import Timing
+from ckplan.meter.seconds import clock as meter_clock
 from ckplan.pipeline import Goal, Planned, StepOptions, open_step, rewrite
 from ckplan.planner.strategies import parse_strategy
 from tests.cli.test_commands import run

@@ -54,7 +54,7 @@ def _workspace_seen(content: bytes, feeds: dict[str, Any], probed: str) -> int:
     import tempfile
     from pathlib import Path
 
-    from ckplan.meter.session import open_session
+    from ckplan.meter.running.session import open_session
 
     with tempfile.TemporaryDirectory() as folder:
         session, _ = open_session(

@@ -14,14 +14,14 @@ from ckplan.autodiff import build_training_graph
 from ckplan.errors import InfeasibleError
 from ckplan.isolation.arrays import save_arrays
 from ckplan.isolation.folders import temporary_folder
-from ckplan.meter.counter_timeline import in_use_before, interpret
-from ckplan.meter.counters import split_runs
 from ckplan.meter.facts import file_facts
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for
-from ckplan.meter.process import run_job
-from ckplan.meter.session import as_array, open_session
-from ckplan.meter.session import step_of as runner_of
+from ckplan.meter.memory.counter_timeline import in_use_before, interpret
+from ckplan.meter.memory.counters import split_runs
+from ckplan.meter.running.process import run_job
+from ckplan.meter.running.session import as_array, open_session
+from ckplan.meter.running.session import step_of as runner_of
 from ckplan.model.loading import normalise
 from ckplan.pipeline import Goal, rewrite, step_of
 from ckplan.planner.strategies import parse_strategy
@@ -150,7 +150,9 @@ def heap_peak(content: bytes) -> int | None:
     with temporary_folder() as folder:
         (folder / "planned.onnx").write_bytes(content)
         save_arrays(folder / "inputs", make_inputs(ir.load(folder / "planned.onnx")).arrays)
-        found = run_job("ckplan.meter.heap", request_for(folder / "planned.onnx", folder / "inputs", "cpu", THREADS))
+        found = run_job(
+            "ckplan.meter.memory.heap", request_for(folder / "planned.onnx", folder / "inputs", "cpu", THREADS)
+        )
     peak: int | None = found["activations"]
     return peak
 

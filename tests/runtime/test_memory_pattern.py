@@ -12,7 +12,7 @@ from ckplan.isolation.arrays import save_arrays
 from ckplan.meter.facts import file_facts, read_model
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for
-from ckplan.meter.process import run_job
+from ckplan.meter.running.process import run_job
 from ckplan.model import save
 from ckplan.pipeline import rewrite, step_of
 from ckplan.planner.arena.allocations import Allocations, pattern_block
@@ -30,7 +30,7 @@ def block_taken(path: Path, folder: Path, asked: Allocations) -> int:
     save_arrays(folder / "inputs", make_inputs(model).arrays)
     variants = [{"order": "default", "pattern": True, "runs": 2, "cut": True}]
     request = {**request_for(path, folder / "inputs", "cpu", 1), "variants": variants}
-    (raw,) = run_job("counters", {**request, "producers": dict(file_facts(model).producers)})
+    (raw,) = run_job("ckplan.meter.memory.counters", {**request, "producers": dict(file_facts(model).producers)})
     first, second = (run["in_use"][0] for run in raw["runs"])
     made = sum(chunk_size(asked.size[buffer]) for buffer in asked.steps[0].tensors)
     return int(second - first + made)

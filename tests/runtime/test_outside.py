@@ -13,7 +13,7 @@ from onnx import helper
 
 from ckplan.isolation.arrays import save_arrays
 from ckplan.meter import measure
-from ckplan.meter.process import run_job
+from ckplan.meter.running.process import run_job
 from ckplan.runtime.cpu import CPU
 
 ROWS, WIDTH = 2000, 64
@@ -68,7 +68,7 @@ def test_is_what_the_heap_shows(case: str, tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "probe.onnx")
     save_arrays(tmp_path / "inputs", {f"x{place}": array for place, array in enumerate(arrays)})
     request = {"path": str(tmp_path / "probe.onnx"), "inputs": str(tmp_path / "inputs"), "device": "cpu", "threads": 1}
-    seen = run_job("ckplan.meter.heap", request)["activations"]
+    seen = run_job("ckplan.meter.memory.heap", request)["activations"]
     (node,) = ir.serde.deserialize_model(model).graph
     assert CPU.outside(node) == expected
     assert CPU.workspace(node, 1) == 0

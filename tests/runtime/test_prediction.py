@@ -12,11 +12,11 @@ import pytest
 
 import ckplan
 from ckplan.isolation.arrays import save_arrays
-from ckplan.meter.counter_timeline import interpret
 from ckplan.meter.facts import file_facts, read_model
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for
-from ckplan.meter.process import run_job
+from ckplan.meter.memory.counter_timeline import interpret
+from ckplan.meter.running.process import run_job
 from ckplan.model import save
 from ckplan.pipeline import rewrite, step_of
 from ckplan.planner.strategies import parse_strategy
@@ -36,7 +36,7 @@ def measured_peak(path: Path, folder: Path) -> int:
     save_arrays(folder / "inputs", inputs.arrays)
     variants = [{"order": "default", "pattern": True, "runs": 1, "cut": True}]
     request = {**request_for(path, folder / "inputs", "cpu", 2), "variants": variants}
-    (raw,) = run_job("counters", {**request, "producers": dict(facts.producers)})
+    (raw,) = run_job("ckplan.meter.memory.counters", {**request, "producers": dict(facts.producers)})
     counters = interpret(raw, facts, inputs.nbytes)
     assert counters is not None
     return counters.peak_activations

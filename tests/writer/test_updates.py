@@ -14,9 +14,9 @@ import ckplan
 from ckplan import keys
 from ckplan.autodiff.optimizers import rows
 from ckplan.isolation.arrays import save_arrays
-from ckplan.meter.in_place import STEPS, InPlace, compared_in_place
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for
+from ckplan.meter.numbers.in_place import STEPS, InPlace, compared_in_place
 from ckplan.pipeline import Step, rewrite
 from ckplan.planner.plan import make_plan
 from ckplan.planner.strategies import parse_strategy

@@ -7,7 +7,7 @@ table's size. That of a table of embeddings is zero but for the rows of the batc
 it is read, row by row, out of a table that has those and one of zeros. The numbers are the same, element by element,
 and so is about the time: a row takes some microseconds.
 It is for budgets that are out of reach otherwise: a profile of it has an event for each node of each row, which makes
-it slow to measure (see `ckplan.meter.events`).
+it slow to measure (see `ckplan.meter.memory.events`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckplan.meter.meters import figures
+from ckplan.meter.memory.meters import figures
 from ckplan.report.chart import LINE
 from ckplan.report.document import (
     ALL,

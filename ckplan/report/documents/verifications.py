@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckplan.display import shortened
-from ckplan.meter import meters
+from ckplan.meter.memory import meters
 from ckplan.meter.meter import Figure
 from ckplan.report.document import (
     ALL,
@@ -27,7 +27,7 @@ from ckplan.units import format_seconds
 
 if TYPE_CHECKING:
     from ckplan.meter import Recomputation, Verification
-    from ckplan.meter.in_place import InPlace
+    from ckplan.meter.numbers.in_place import InPlace
 
 
 def verification(found: Verification) -> Document:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ckplan.isolation.arrays import Array
 from ckplan.meter.compared import Numerics, OutputDifference
-from ckplan.meter.plain import same_bits
+from ckplan.meter.memory.plain import same_bits
 from ckplan.meter.types import NonFinite
 
 _CHUNK = 1 << 20

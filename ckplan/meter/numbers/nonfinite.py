@@ -15,11 +15,11 @@ import numpy as np
 
 from ckplan.isolation.arrays import Array, load_arrays
 from ckplan.keys import PHASE
-from ckplan.meter.child import Channel
 from ckplan.meter.facts import read_model
-from ckplan.meter.numerics import is_floating
-from ckplan.meter.process import run_job
-from ckplan.meter.session import as_array, open_session, step_of
+from ckplan.meter.numbers.numerics import is_floating
+from ckplan.meter.running.child import Channel
+from ckplan.meter.running.process import run_job
+from ckplan.meter.running.session import as_array, open_session, step_of
 from ckplan.meter.types import NonFinite, Origin
 from ckplan.model.files.external import in_one_folder
 
@@ -47,7 +47,7 @@ def find_origin(request: Mapping[str, Any], found: Sequence[NonFinite], order: S
     if not found:
         return None
     kind = "nan" if any(output.nan for output in found) else "inf"
-    origin = run_job("nonfinite", {**request, "kind": kind, "order": list(order), "limit": LIMIT})
+    origin = run_job("ckplan.meter.numbers.nonfinite", {**request, "kind": kind, "order": list(order), "limit": LIMIT})
     return None if origin is None else _origin(origin)
 
 

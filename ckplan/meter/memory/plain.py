@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ckplan.isolation.arrays import Array, load_arrays, save_arrays
-from ckplan.meter import nvml
-from ckplan.meter.child import Channel, resident_bytes
-from ckplan.meter.device import CPU, wanted_providers
+from ckplan.meter.memory import nvml
 from ckplan.meter.meter import Figure, Meter
-from ckplan.meter.session import as_array, open_session, step_of
+from ckplan.meter.running.child import Channel, resident_bytes
+from ckplan.meter.running.device import CPU, wanted_providers
+from ckplan.meter.running.session import as_array, open_session, step_of
 
 METER = Meter("resident", (Figure("resident (misleads)", lambda found: found.resident.peak, style="dim"),))
 
@@ -99,7 +99,7 @@ def job(channel: Channel) -> dict[str, Any]:
     events = None
     if profiled:
         # Imported late: what it needs would be in the resident figures.
-        from ckplan.meter.counters import ended
+        from ckplan.meter.memory.counters import ended
 
         events = ended(session, device, {name: array.nbytes for name, array in last.items()})
     return {
@@ -142,7 +142,7 @@ def _wobble(first: Mapping[str, Array], last: Mapping[str, Array]) -> dict[str, 
     for name, array in last.items():
         if not same_bits(array, first[name]):
             # Imported late: what it needs would be in the resident figures.
-            from ckplan.meter.numerics import difference
+            from ckplan.meter.numbers.numerics import difference
 
             apart = difference(name, first[name], array)
             found[name] = apart.max_absolute if apart else 0.0

@@ -1,9 +1,12 @@
-"""Entry point of the processes that run models: ``python -m ckplan.meter.child PARENT FOLDER``.
+"""Entry point of the processes that run models: ``python -m ckplan.meter.running.child PARENT FOLDER``.
 
 A model is run away from the caller's process for three reasons: a crash or an out-of-memory kill costs one
 figure and not the program; memory is counted from a clean start; and onnxruntime's log lines go to a file
 instead of the user's terminal. The folder holds ``request.json`` on the way in, and ``result.json`` or
 ``error.json`` on the way out, with ``progress.jsonl`` to tell how far a process came that could write neither.
+
+A job is a module with a function ``job``, requested by the module's name: a process imports its own only, since some
+need much that the others do not.
 """
 
 from __future__ import annotations
@@ -49,18 +52,6 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-_JOBS = frozenset({"arena_limit", "counters", "executed", "kernels", "nonfinite", "plain", "timing"})
-"""Modules here with a function ``job``; a process loads its own only, since some need much that the others do not.
-Meters name theirs in full (see `ckplan.meter.meter`)."""
-
-
-def _job(name: str) -> Callable[[Channel], Any]:
-    if name not in _JOBS and "." not in name:
-        raise ValueError(f"there is no job {name!r}")
-    job: Callable[[Channel], Any] = importlib.import_module(name if "." in name else f"ckplan.meter.{name}").job
-    return job
-
-
 def _describe(error: BaseException) -> dict[str, Any]:
     """An exception as the parent wants it: a kind, one line, and a hint."""
     text = str(error).strip() or type(error).__name__
@@ -82,7 +73,8 @@ def main(parent: int, folder: Path) -> int:
     try:
         for library in channel.request["custom_ops"]:
             use_custom_ops(library)
-        result = _job(channel.request["job"])(channel)
+        job: Callable[[Channel], Any] = importlib.import_module(channel.request["job"]).job
+        result = job(channel)
     except Exception as error:  # the parent turns every failure into a typed error
         (folder / "error.json").write_text(json.dumps(_describe(error)), encoding="utf-8")
         if not isinstance(error, CkplanError):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from ckplan.meter.alive import Inside, LiveTensor
-from ckplan.meter.counter_timeline import in_use_before
+from ckplan.meter.executed.alive import Inside, LiveTensor
 from ckplan.meter.facts import FileFacts
+from ckplan.meter.memory.counter_timeline import in_use_before
 from ckplan.meter.types import Counters
 from ckplan.planner.arena.allocations import allocations, expected_arena
 from ckplan.planner.problem import Problem
@@ -54,7 +54,7 @@ def look_inside(
 
     Args:
         executed: the graph that onnxruntime executed, prepared by `ckplan.runtime.executed.mark_executed`; is changed.
-        run: the events of one run, as `ckplan.meter.counters.split_runs` has them.
+        run: the events of one run, as `ckplan.meter.memory.counters.split_runs` has them.
         counters: what was measured in that run.
         fed: the inputs.
         facts: what the file itself says.
@@ -111,7 +111,7 @@ def replayed(
 
     Args:
         executed: the graph that onnxruntime executed, prepared by `ckplan.runtime.executed.mark_executed`; is changed.
-        run: the events of one run, as `ckplan.meter.counters.split_runs` has them.
+        run: the events of one run, as `ckplan.meter.memory.counters.split_runs` has them.
         fed: the inputs.
         device: where it ran.
         threads: see `look_inside`.

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ckplan.isolation.arrays import load_arrays
-from ckplan.meter.child import Channel
-from ckplan.meter.device import CUDA, device_that_ran, wanted_providers
-from ckplan.meter.session import step_of
+from ckplan.meter.running.child import Channel
+from ckplan.meter.running.device import CUDA, device_that_ran, wanted_providers
+from ckplan.meter.running.session import step_of
 from ckplan.operators.sessions import open_session
 from ckplan.planner.arena.regions import UNIT, ArenaSettings
 

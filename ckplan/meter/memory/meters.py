@@ -1,4 +1,4 @@
-"""All meters. A new one is a file of this package and its place in `METERS`, or `register_meter` from outside."""
+"""All meters. A new one is a file of this folder and its place in `METERS`, or `register_meter` from outside."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ckplan.arguments import check_kind
 from ckplan.extensions import check_unused, load_group, running
-from ckplan.meter import counters, heap, nvml, plain
+from ckplan.meter.memory import counters, heap, nvml, plain
 from ckplan.meter.meter import Figure, Meter, in_order
 
 METERS: tuple[Meter, ...] = (counters.METER, heap.METER, nvml.METER, plain.METER)

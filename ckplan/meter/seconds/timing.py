@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ckplan.isolation.arrays import load_arrays
-from ckplan.meter.child import Channel
 from ckplan.meter.compared import Timing
-from ckplan.meter.plain import WARM_UP
-from ckplan.meter.process import started
-from ckplan.meter.session import open_session, step_of
+from ckplan.meter.memory.plain import WARM_UP
+from ckplan.meter.running.child import Channel
+from ckplan.meter.running.process import started
+from ckplan.meter.running.session import open_session, step_of
 
 _PAUSE = 0.02
 """Seconds between steps: onnxruntime's threads spin for a while after a run and would slow the other file's."""
@@ -99,7 +99,7 @@ def alternate(base: Mapping[str, Any], new: Mapping[str, Any], pairs: int | None
         processes: how many processes each file has, one after the other, with so many pairs each.
 
     Raises:
-        CkplanError: as `ckplan.meter.process.run_job`.
+        CkplanError: as `ckplan.meter.running.process.run_job`.
     """
     base_seconds: list[float] = []
     new_seconds: list[float] = []
@@ -113,7 +113,7 @@ def alternate(base: Mapping[str, Any], new: Mapping[str, Any], pairs: int | None
 def _pairs(base: Mapping[str, Any], new: Mapping[str, Any], asked: int | None) -> list[tuple[float, float]]:
     """Seconds of steps of two files, in one process each."""
     found: list[tuple[float, float]] = []
-    with started("timing", base) as first, started("timing", new) as second:
+    with started("ckplan.meter.seconds.timing", base) as first, started("ckplan.meter.seconds.timing", new) as second:
         first.ask("warm")  # the first answer comes when the file is loaded and warm: it is not counted
         second.ask("warm")
         while not enough(asked, len(found), sum(map(sum, found))):

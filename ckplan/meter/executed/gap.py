@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckplan.meter.alive import Gap, Inside
+from ckplan.meter.executed.alive import Gap, Inside
 from ckplan.planner.timeline import Timeline
 
 

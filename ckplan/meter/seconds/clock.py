@@ -8,7 +8,7 @@ from ckplan.isolation.arrays import save_arrays
 from ckplan.meter.compared import Timing
 from ckplan.meter.inputs import make_inputs
 from ckplan.meter.measurement import request_for
-from ckplan.meter.timing import alternate
+from ckplan.meter.seconds.timing import alternate
 from ckplan.model import save
 from ckplan.model.files.weights import scratch_folder
 
@@ -17,7 +17,7 @@ _PROCESSES, _PAIRS = 3, 6
 
 
 def timed_in_turns(base: ir.Model, new: ir.Model, device: str = "cpu") -> Timing:
-    """Time a step of two models of the same inputs in turns; see `ckplan.meter.timing`.
+    """Time a step of two models of the same inputs in turns; see `ckplan.meter.seconds.timing`.
 
     Args:
         base: the one to compare with.

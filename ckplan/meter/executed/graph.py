@@ -7,8 +7,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ckplan.errors import ModelError
-from ckplan.meter.child import Channel
-from ckplan.meter.session import open_session
+from ckplan.meter.running.child import Channel
+from ckplan.meter.running.session import open_session
 from ckplan.model.inference.infer import NodeInference, small_constant
 from ckplan.model.node_reads import made_by_name
 from ckplan.runtime.executed import mark_executed

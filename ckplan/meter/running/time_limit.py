@@ -1,7 +1,7 @@
 """How long a process that runs a model may go on without a sign of progress: a model may never end.
 
-The signs are those of `ckplan.meter.child.Channel.progress`: before the loading, before each run. So the limit is one
-of a single run, however many there are.
+The signs are those of `ckplan.meter.running.child.Channel.progress`: before the loading, before each run. So the limit
+is one of a single run, however many there are.
 """
 
 from __future__ import annotations

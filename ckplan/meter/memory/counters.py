@@ -1,6 +1,6 @@
 """Memory meter 1: onnxruntime's own allocator counters, read from its profile.
 
-A profile is read in the child that ran the file; `ckplan.meter.counter_timeline` makes timelines of it.
+A profile is read in the child that ran the file; `ckplan.meter.memory.counter_timeline` makes timelines of it.
 
 The first run is the one to compare with a plan. From the second on onnxruntime takes one block laid out from the
 first run's allocations (memory patterns), beside what its arena still holds: the steady state, told apart.
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckplan.isolation.arrays import load_arrays
-from ckplan.meter.child import Channel
-from ckplan.meter.device import CPU
-from ckplan.meter.events import read_events
+from ckplan.meter.memory.events import read_events
 from ckplan.meter.meter import Figure, Meter
-from ckplan.meter.session import as_array, open_session, step_of
+from ckplan.meter.running.child import Channel
+from ckplan.meter.running.device import CPU
+from ckplan.meter.running.session import as_array, open_session, step_of
 from ckplan.meter.types import Steady
 from ckplan.operators.outside import index_input, places_outside
 
@@ -154,7 +154,7 @@ def _run_variant(
 
 
 def ended(session: Any, device: str, outputs: Mapping[str, int]) -> dict[str, Any]:
-    """What a profiled session tells once it has run: its events, for `ckplan.meter.counter_timeline.interpret`.
+    """What a profiled session tells once it has run: its events, for `ckplan.meter.memory.counter_timeline.interpret`.
 
     Args:
         session: an open session; its profile ends here and is deleted.

@@ -16,8 +16,8 @@ from ckplan import errors
 from ckplan.errors import CkplanError, ModelError
 from ckplan.isolation.evaluate import start
 from ckplan.isolation.folders import is_temporary, no_room, temporary_folder
-from ckplan.meter.errors import RunFailedError, RunTooLongError
-from ckplan.meter.time_limit import allowed, watched
+from ckplan.meter.running.errors import RunFailedError, RunTooLongError
+from ckplan.meter.running.time_limit import allowed, watched
 from ckplan.operators.sessions import clean, custom_ops
 from ckplan.units import format_bytes
 
@@ -29,14 +29,14 @@ def run_job(job: str, request: Mapping[str, Any]) -> Any:
     """Run one job in a fresh process and return its result.
 
     Args:
-        job: a name that `ckplan.meter.child` knows, or a module by its full name.
+        job: name of a module with a function ``job`` (see `ckplan.meter.running.child`).
         request: JSON-ready arguments of the job; ``path`` is the model file.
 
     Raises:
         ModelError: onnxruntime refused to load or run the file.
         EnvironmentUnavailableError: the device is not there.
         RunFailedError: the process ran out of memory, was killed, or crashed; as `RunTooLongError`, it was ended since
-            it took too long (see `ckplan.meter.time_limit`).
+            it took too long (see `ckplan.meter.running.time_limit`).
     """
     with started(job, request) as process:
         process.finish()
@@ -182,7 +182,7 @@ def started(job: str, request: Mapping[str, Any]) -> Iterator[Process]:
             asked = {"job": job, "custom_ops": custom_ops(), **request}
             (folder / "request.json").write_text(json.dumps(asked, default=operator.index), encoding="utf-8")
             with (folder / "stderr.txt").open("wb") as stderr:
-                popen = start("ckplan.meter.child", str(folder), stderr=stderr)
+                popen = start("ckplan.meter.running.child", str(folder), stderr=stderr)
         except OSError as error:
             raise no_room(error) from error
         try:

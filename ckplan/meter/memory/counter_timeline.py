@@ -24,7 +24,7 @@ from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from ckplan.meter.device import CUDA
+from ckplan.meter.running.device import CUDA
 from ckplan.meter.types import Counters, Steady, Workspace
 from ckplan.operators.outside import INDEX
 from ckplan.planner.timeline import Moment, Timeline
@@ -37,7 +37,7 @@ def interpret(raw: Mapping[str, Any], facts: FileFacts, fed: int) -> Counters | 
     """Turn the events of one variant into a timeline and its peaks.
 
     Args:
-        raw: one element of what `ckplan.meter.counters.job` returns.
+        raw: one element of what `ckplan.meter.memory.counters.job` returns.
         facts: what the file itself says.
         fed: bytes of the inputs that were fed.
 

@@ -2,8 +2,8 @@
 
 A kernel is an operator with its attributes and the shapes that it reads. Networks repeat themselves: a step has far
 fewer kernels than nodes, and what was timed for one graph need not be timed for another. Each is timed on one thread,
-by processor time, in some milliseconds (see `ckplan.meter.kernels`), and kept in the user's cache, in a file for each
-kind of processor and version of onnxruntime.
+by processor time, in some milliseconds (see `ckplan.meter.seconds.kernels`), and kept in the user's cache, in a file
+for each kind of processor and version of onnxruntime.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ckplan.meter.cache import cache_folder, is_duration, read_kept, write_kept
-from ckplan.meter.costs import filled, onnxruntime_version
-from ckplan.meter.errors import RunFailedError
-from ckplan.meter.kernel_models import Kernel, kernel_of, signature
-from ckplan.meter.process import Process, started
+from ckplan.meter.running.errors import RunFailedError
+from ckplan.meter.running.process import Process, started
+from ckplan.meter.seconds.cache import cache_folder, is_duration, read_kept, write_kept
+from ckplan.meter.seconds.costs import filled, onnxruntime_version
+from ckplan.meter.seconds.kernel_models import Kernel, kernel_of, signature
 from ckplan.model.bodies import bodies_of
 from ckplan.model.costs import seconds_of_bodies
 from ckplan.model.nested_graphs import all_nodes
@@ -89,7 +89,7 @@ def _timed(kernels: Iterable[Kernel], opsets: Mapping[str, int]) -> list[float |
     waiting, taken = list(kernels), list[float | None]()
     while waiting:
         try:
-            with started("kernels", {}) as process:
+            with started("ckplan.meter.seconds.kernels", {}) as process:
                 _ask(process, Kernel(_nothing(opsets), 1, {}))
                 while waiting:
                     taken.append(_ask(process, waiting[0]))

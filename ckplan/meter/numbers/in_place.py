@@ -11,10 +11,10 @@ import numpy as np
 
 from ckplan import keys
 from ckplan.isolation.arrays import Array, load_arrays
-from ckplan.meter.child import Channel
-from ckplan.meter.plain import same_bits
-from ckplan.meter.process import run_job
-from ckplan.meter.session import as_array, as_ort_values, open_session
+from ckplan.meter.memory.plain import same_bits
+from ckplan.meter.running.child import Channel
+from ckplan.meter.running.process import run_job
+from ckplan.meter.running.session import as_array, as_ort_values, open_session
 from ckplan.model.files.metadata import told
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def compared_in_place(model: ir.Model, request: Mapping[str, Any]) -> InPlace | 
     named = told(model.metadata_props, keys.UPDATES)
     updates = {old: str(new) for old, new in named.items() if old in inputs and str(new) in outputs}
     asked = {"updates": updates, "loss": model.metadata_props.get(keys.LOSS, "")}
-    found = run_job("ckplan.meter.in_place", {**request, **asked})
+    found = run_job("ckplan.meter.numbers.in_place", {**request, **asked})
     return InPlace(STEPS, len(updates), tuple(found["differing"]))
 
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from ckplan.errors import EnvironmentUnavailableError
 from ckplan.isolation.arrays import load_arrays
-from ckplan.meter.child import Channel
 from ckplan.meter.meter import Figure, Meter
-from ckplan.meter.session import as_ort_values, open_session
+from ckplan.meter.running.child import Channel
+from ckplan.meter.running.session import as_ort_values, open_session
 from ckplan.meter.types import Heap
 from ckplan.operators import sessions
 
@@ -45,7 +45,7 @@ METER = Meter(
             alone=True,
         ),
     ),
-    job="ckplan.meter.heap",
+    job="ckplan.meter.memory.heap",
     read=lambda told: Heap(**told),
     doing="high-water of the heap",
     devices=("cpu",),

@@ -10,9 +10,9 @@ import onnx_ir as ir
 
 from ckplan.errors import CkplanError
 from ckplan.isolation.arrays import Array
-from ckplan.meter.errors import RunFailedError
-from ckplan.meter.executed import executed_graph, infer_shapes
-from ckplan.meter.process import run_job
+from ckplan.meter.executed.graph import executed_graph, infer_shapes
+from ckplan.meter.running.errors import RunFailedError
+from ckplan.meter.running.process import run_job
 from ckplan.planner.timeline import Timeline
 from ckplan.runtime.executed import executed_timeline
 from ckplan.runtime.sizes import DIMENSIONS, dimensions_of
@@ -32,7 +32,7 @@ def with_expected_memory(
         file: where onnxruntime may write its optimised graph.
     """
     try:
-        run_job("executed", {**request, "optimized": str(file)})
+        run_job("ckplan.meter.executed.graph", {**request, "optimized": str(file)})
         timeline, complete = _simulated(executed_graph(file, model), model, fed)
     except (CkplanError, ValueError):
         return error  # loading it is what fails, or its graph is of a kind that is not simulated

@@ -1,7 +1,7 @@
 """Times of single kernels on one thread, by the processor time of the process.
 
-A kernel is run as often as it takes for a time that can be read (see `ckplan.meter.kernel_models`), and what a run
-takes without it is taken off. What is read comes from where a step finds it: other nodes have run since, so that
+A kernel is run as often as it takes for a time that can be read (see `ckplan.meter.seconds.kernel_models`), and what
+a run takes without it is taken off. What is read comes from where a step finds it: other nodes have run since, so that
 weights and all but small tensors are no longer in the core's own cache.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from ckplan.isolation.arrays import Array
-from ckplan.meter.child import Channel
-from ckplan.meter.device import CPU
+from ckplan.meter.running.child import Channel
+from ckplan.meter.running.device import CPU
 from ckplan.operators import sessions
 
 _POOL = 2**23
@@ -77,8 +77,8 @@ class _Pool:
 def job(channel: Channel) -> None:
     """In the child: time one kernel per line of standard input.
 
-    A line is ``model`` (base64), ``copies`` and ``below`` (see `ckplan.meter.kernel_models.Kernel`) as JSON; the answer
-    is seconds, or null where onnxruntime does not run the kernel so. The first model is one without a kernel.
+    A line is ``model`` (base64), ``copies`` and ``below`` (see `ckplan.meter.seconds.kernel_models.Kernel`) as JSON;
+    the answer is seconds, or null where onnxruntime does not run the kernel so. The first model is one without a kernel.
     """
     pool = _Pool()
     idle: float | None = None

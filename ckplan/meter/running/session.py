@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ckplan.isolation.arrays import Array, is_exotic
-from ckplan.meter.device import device_that_ran, wanted_providers
+from ckplan.meter.running.device import device_that_ran, wanted_providers
 from ckplan.operators import sessions
 
 Order = Literal["default", "priority"]
@@ -40,7 +40,7 @@ def open_session(
 
     Args:
         source: path of a model, or a serialised one.
-        device: one of `ckplan.meter.device.DEVICES`.
+        device: one of `ckplan.meter.running.device.DEVICES`.
         order: ``default``, or ``priority`` for ``ExecutionOrder.PRIORITY_BASED``.
         threads: intra-op threads; None leaves onnxruntime's default.
         profile: prefix of the profile file; None turns profiling off.

@@ -13,9 +13,9 @@ from typing import Any
 import onnx_ir as ir
 
 from ckplan.isolation.arrays import save_arrays
-from ckplan.meter.cache import cache_folder, is_duration, read_kept, write_kept
 from ckplan.meter.inputs import make_inputs
-from ckplan.meter.process import run_job
+from ckplan.meter.running.process import run_job
+from ckplan.meter.seconds.cache import cache_folder, is_duration, read_kept, write_kept
 from ckplan.model import save
 from ckplan.model.costs import node_cost, seconds
 from ckplan.model.files.external import external_tensors
@@ -95,7 +95,7 @@ def _profiled(model: ir.Model, path: Path, device: str, threads: int | None) -> 
         "variants": [{"order": "default", "pattern": True}],
         "producers": {},
     }
-    runs: Sequence[Mapping[str, Sequence[Any]]] = run_job("counters", request)[0]["runs"]
+    runs: Sequence[Mapping[str, Sequence[Any]]] = run_job("ckplan.meter.memory.counters", request)[0]["runs"]
     taken: dict[str, list[float]] = {}
     for run in runs[1:] or runs:
         for op_type, name, duration in zip(run["op"], run["name"], run["seconds"], strict=True):

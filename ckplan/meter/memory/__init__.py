@@ -1,0 +1,1 @@
+"""The meters of memory, and runs within an arena of so many bytes."""
