@@ -63,10 +63,10 @@ def test_a_run_is_measured_once(graph: ir.Model, tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(costs, "run_job", never)
     assert measured_costs(graph, "cpu", threads=1) == found
-    with pytest.raises(AssertionError, match="ran ckplan.meter.memory.counters again"):
+    with pytest.raises(AssertionError, match=r"ran ckplan\.meter\.memory\.counters again"):
         measured_costs(graph, "cpu", threads=2)
     next(node for node in graph.graph if node.op_type == "Tanh").op_type = "Sin"
-    with pytest.raises(AssertionError, match="ran ckplan.meter.memory.counters again"):
+    with pytest.raises(AssertionError, match=r"ran ckplan\.meter\.memory\.counters again"):
         measured_costs(graph, "cpu", threads=1)
 
 

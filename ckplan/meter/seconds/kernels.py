@@ -78,7 +78,8 @@ def job(channel: Channel) -> None:
     """In the child: time one kernel per line of standard input.
 
     A line is ``model`` (base64), ``copies`` and ``below`` (see `ckplan.meter.seconds.kernel_models.Kernel`) as JSON;
-    the answer is seconds, or null where onnxruntime does not run the kernel so. The first model is one without a kernel.
+    the answer is seconds, or null where onnxruntime does not run the kernel so. The first model is one without a
+    kernel.
     """
     pool = _Pool()
     idle: float | None = None
