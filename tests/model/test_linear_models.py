@@ -133,6 +133,50 @@ def test_columns_are_taken_as_before() -> None:
     np.testing.assert_allclose(of_weight, some.T @ dy, rtol=1e-4, atol=1e-5)
 
 
+FITTED = {
+    "NaN, one for all": ("Imputer", {"imputed_value_floats": [0.5], "replaced_value_float": float("nan")}),
+    "NaN, one a column": ("Imputer", {"imputed_value_floats": [0.5, -1, 2, 3], "replaced_value_float": float("nan")}),
+    "a number": ("Imputer", {"imputed_value_floats": [0.5, -1, 2, 3], "replaced_value_float": 4.0}),
+    "steps": ("Binarizer", {"threshold": 0.25}),
+}
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_what_is_fitted_lets_what_is_behind_train(name: str) -> None:
+    """As behind the power transform of a pipeline, whose exponents are initializers and whose logarithms are NaN."""
+    op_type, options = FITTED[name]
+    nodes = [
+        helper.make_node("Pow", ["X", "exponent"], ["whole"]),
+        helper.make_node(op_type, ["whole"], ["filled"], domain="ai.onnx.ml", **options),
+        helper.make_node("MatMul", ["filled", "weight"], ["y"]),
+    ]
+    exponent, weight = np.array([0.5, 2, 2, 2], np.float32), normal(3, 4, 2)
+    shapes = {"X": [5, 4], "y": [5, 2]}
+    given, result = (helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in shapes.items())
+    weights = [onnx.numpy_helper.from_array(a, n) for n, a in (("exponent", exponent), ("weight", weight))]
+    graph = helper.make_graph(nodes, "g", [given], [result], weights)
+    opsets = [helper.make_opsetid("ai.onnx.ml", 1), helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    feeds = {"X": np.where(np.eye(5, 4, dtype=bool), np.float32(-2), X)}
+    if op_type == "Binarizer":
+        feeds = {"X": abs(X)}  # onnxruntime's refuses NaN
+    forward, _ = loaded(model)
+    (expected,) = run(model, feeds)
+    np.testing.assert_allclose(run(forward, feeds)[0], expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+    step = ckplan.open_model(model, loss="sum-of-squares:y")
+    assert list(step.training.gradients) == ["weight"]
+    assert any("get no gradient" in note and "'exponent'" in note for note in step.notes)
+    if "NaN" in name:
+        session = onnxruntime.InferenceSession(ir.to_proto(step.model).SerializeToString())
+        (found,) = session.run([step.training.gradients["weight"]], feeds)
+        filled = feeds["X"].astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            filled = filled**exponent
+        filled = np.where(np.isnan(filled), np.array(options["imputed_value_floats"]), filled)
+        np.testing.assert_allclose(found, filled.T @ (2 * expected), rtol=1e-4, atol=1e-4)
+
+
 def test_trained_coefficients_are_written_back(tmp_path: Path) -> None:
     path = write(MODELS["softmax"], tmp_path)
     trained = {"linear/coefficients": 2 * COEFFICIENTS.T, "linear/intercepts": -INTERCEPTS}

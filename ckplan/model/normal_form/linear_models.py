@@ -2,8 +2,9 @@
 
 LinearRegressor and LinearClassifier hold their coefficients as attributes. Here these are initializers
 ``NODE/coefficients``, ``[features, results]``, and ``NODE/intercepts``. A Scaler in front is fitted, not trained, an
-ArrayFeatureExtractor takes columns as a Gather does, and a Normalizer behind is one of ONNX's. What has no counterpart
-there stays as it is, and is refused later where something before it trains.
+ArrayFeatureExtractor takes columns as a Gather does, an Imputer chooses as a Where does, a Binarizer compares, and a
+Normalizer behind is one of ONNX's. What has no counterpart there stays as it is, and is refused later where something
+before it trains.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import onnx_ir as ir
 
 from ckplan.keys import STANDS_FOR
 from ckplan.model.constants import add_constant, add_initializer, unused_name
+from ckplan.model.torch_files.detached import mark
 
 _DOMAIN = "ai.onnx.ml"
 _ACTIVATIONS: dict[str, tuple[str, dict[str, int]] | None] = {
@@ -24,6 +26,9 @@ _ACTIVATIONS: dict[str, tuple[str, dict[str, int]] | None] = {
 _NORMS = {"L1": 1, "L2": 2}
 _KINDS = {
     "ArgMax": ir.DataType.INT64,
+    "Equal": ir.DataType.BOOL,
+    "Greater": ir.DataType.BOOL,
+    "IsNaN": ir.DataType.BOOL,
     "Reshape": ir.DataType.INT64,
 }
 """What nodes make that is not in single precision; Gather makes what it reads."""
@@ -125,13 +130,48 @@ def _extractor(graph: ir.Graph, node: ir.Node) -> list[ir.Value] | None:
     return [_put(graph, node, "Gather", [read, flat], {"axis": -1})]
 
 
+def _imputer(graph: ir.Graph, node: ir.Node) -> list[ir.Value] | None:
+    """A number in the place of each that is missing, one for all or one a column; of whole numbers it is left.
+
+    It is fitted, as a Scaler is, and no gradient goes through it: behind NaN there would be none but NaN.
+    """
+    imputed = np.array(node.attributes.get_floats("imputed_value_floats", ()), np.float32)
+    if not imputed.size:
+        return None
+    read = _floats(graph, node)
+    replaced = np.array(node.attributes.get_float("replaced_value_float", 0.0), np.float32)
+    if np.isnan(replaced):
+        missing = _put(graph, node, "IsNaN", [read])
+    else:
+        missing = _put(graph, node, "Equal", [read, add_constant(graph, f"{_name(node)}/replaced", replaced, "fitted")])
+    filling = add_constant(
+        graph, f"{_name(node)}/imputed", imputed if imputed.size > 1 else imputed.reshape(()), "fitted"
+    )
+    chosen = _put(graph, node, "Where", [missing, filling, read])
+    maker = chosen.producer()
+    assert maker is not None
+    mark(maker, [2])  # what is missing there has no gradient, nor has what it was made of
+    return [chosen]
+
+
+def _binarizer(graph: ir.Graph, node: ir.Node) -> list[ir.Value]:
+    """One where a number is above the threshold, else zero: steps, through which no gradient goes."""
+    threshold = np.array(node.attributes.get_float("threshold", 0.0), np.float32)
+    level = add_constant(graph, f"{_name(node)}/threshold", threshold, "fitted")
+    above = _put(graph, node, "Greater", [_floats(graph, node), level])
+    return [_put(graph, node, "Cast", [above], {"to": int(ir.DataType.FLOAT)})]
+
+
 _WRITERS = {
     "ArrayFeatureExtractor": _extractor,
+    "Binarizer": _binarizer,
+    "Imputer": _imputer,
     "LinearClassifier": _classifier,
     "LinearRegressor": _regressor,
     "Normalizer": _normalizer,
     "Scaler": _scaler,
 }
+"""What is written in operators of ONNX, by its name in ai.onnx.ml: each gives the results, or None to leave a node."""
 
 
 def _name(node: ir.Node) -> str:
