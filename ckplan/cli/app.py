@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,7 +21,7 @@ import click
 from ckplan import __version__
 from ckplan.cli.interruption import INTERRUPTED, end_when_stuck
 from ckplan.cli.late_imports import defer_imports
-from ckplan.cli.streams import Settings, say
+from ckplan.cli.streams import Settings, say, to_stdout
 from ckplan.display import one_line
 from ckplan.errors import CkplanError, EnvironmentUnavailableError, ModelError
 from ckplan.isolation.collecting import ALLOCATIONS
@@ -61,12 +61,12 @@ class App(click.Group):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Read what is asked for; help and version are shown here."""
-        with _reader_may_go():
+        with _reader_may_go(), to_stdout():
             return super().make_context(info_name, args, parent, **extra)
 
     def _main_shell_completion(self, *args: Any, **options: Any) -> None:
         """Answer the shell, if it asks for completions."""
-        with _reader_may_go():
+        with _reader_may_go(), to_stdout():
             super()._main_shell_completion(*args, **options)
 
     def main(
@@ -114,11 +114,12 @@ def _reader_may_go() -> Iterator[None]:
 
 
 def _forget_unwritten() -> None:
-    """Give up messages for which there was no room: Python would end with 120 in place of the exit code."""
-    try:
-        sys.stderr.flush()
-    except OSError:
-        _lead_nowhere(sys.stderr)
+    """Give up what found no room, or no reader: Python would end with 120 in place of the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            _lead_nowhere(stream)
 
 
 def _lead_nowhere(stream: TextIO) -> None:
@@ -156,7 +157,8 @@ def exit_code_of(run: Callable[[], Any], settings: Settings) -> int:
         result = run()
         return result if isinstance(result, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
+        with suppress(OSError):
+            error.show()
         return error.exit_code
     except click.ClickException as error:
         message = error.format_message()
@@ -218,7 +220,8 @@ def fail(message: str, code: int, settings: Settings, kind: str) -> int:
         from ckplan.report.untrusted import json_text
 
         error = {"kind": kind, "message": line, "exit_code": code}
-        click.echo(json_text({"schema": SCHEMA, "error": error}, indent=2))
+        with suppress(OSError):  # what failed counts, and is told on stderr
+            click.echo(json_text({"schema": SCHEMA, "error": error}, indent=2))
     say(f"ckplan: error: {line}")
     return code
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from ckplan.cli.streams import answer
+
 Decorator = Callable[[Any], Any]
 
 GENERAL = "Options"
@@ -45,6 +47,13 @@ def section_of(parameter: click.Parameter) -> str:
 class SectionedCommand(click.Command):
     """A command whose help lists its options by section; its own come first."""
 
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        """The option that shows the help, as any other answer is shown."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.callback = _show_help
+        return option
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, a definition list for each section."""
         sections: dict[str, list[tuple[str, str]]] = {GENERAL: []}
@@ -56,3 +65,10 @@ class SectionedCommand(click.Command):
             if records:
                 with formatter.section(title):
                     formatter.write_dl(records)
+
+
+def _show_help(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    """Show the help of a command, and end it, where it was asked for."""
+    if asked and not ctx.resilient_parsing:
+        answer(ctx.get_help())
+        ctx.exit()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import json_option, talk_options
 from ckplan.cli.streams import show, show_json
 
 
-@click.command("strategies")
+@click.command("strategies", cls=SectionedCommand)
 @json_option
 @talk_options
 def command(as_json: bool) -> None:

@@ -49,12 +49,12 @@ def _to_stderr(line: str) -> None:
 
 def answer(line: str) -> None:
     """Write one line to stdout."""
-    with _to_stdout():
+    with to_stdout():
         click.echo(line)
 
 
 @contextmanager
-def _to_stdout() -> Iterator[None]:
+def to_stdout() -> Iterator[None]:
     """Say of what cannot be written that it is stdout, if its reader has not just gone away."""
     try:
         yield
@@ -91,7 +91,7 @@ def show(document: Document) -> None:
     from ckplan.report.writers.terminal import text
 
     console = Console(highlight=False, no_color=settings().no_color or None)
-    with _to_stdout():
+    with to_stdout():
         click.echo(text(document, console), nl=False, color=True)
 
 

@@ -164,13 +164,27 @@ def test_closed_streams_are_led_nowhere(closed: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
-@pytest.mark.parametrize("options", [[], ["--json"]])
-def test_an_answer_that_finds_no_room_is_one_line(options: list[str]) -> None:
+@pytest.mark.parametrize("asked", ["ops", "ops --json", "ops --help", "strategies -h", "--help", "--version", ""])
+def test_an_answer_that_finds_no_room_is_one_line(asked: str) -> None:
+    completing = {} if asked else {"_CKPLAN_COMPLETE": "zsh_source"}
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "ckplan", "ops", *options]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        command = [sys.executable, "-c", "from ckplan.cli import main; main()", *asked.split()]
+        environment = os.environ | completing
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, env=environment)
     assert done.stderr == "ckplan: error: cannot write to stdout: No space left on device; send it elsewhere\n"
     assert done.returncode == 5
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("asked", ["analyze missing.onnx --json", ""])
+@pytest.mark.parametrize("gone", ["> /dev/full", "2> /dev/full", "> /dev/full 2>&1", "| true"])
+def test_a_failure_that_nobody_can_be_told_keeps_its_exit_code(asked: str, gone: str) -> None:
+    """What it says with ``--json`` may find no room, or no reader, as well."""
+    command = f'{{ "{sys.executable}" -m ckplan {asked}; echo "exit code $?" >&3; }} 3>&2 {gone}'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    told = done.stderr.splitlines()
+    assert told[-1] == f"exit code {3 if asked else 2}"
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
