@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import time
 from dataclasses import replace
 
 from ckplan.pipeline.plan_files import write_plan
@@ -34,7 +35,8 @@ def in_pools(
     made: Planned,
     most: int | None = None,
     enough: int | None = None,
-    is_over: Callable[[], bool] = lambda: False,
+    deadline: float = math.inf,
+    least: float = 0.0,
 ) -> Planned:
     """The same plan in a file whose arena is cut into pools, if it holds less then.
 
@@ -45,19 +47,20 @@ def in_pools(
         made: a plan in a file.
         most: bytes; where the arena would hold more, it is not worth writing.
         enough: bytes; where it holds no more, no smaller one is looked for.
-        is_over: whether the time is up: then files without second buffers are not tried.
+        deadline: `time.monotonic` after which what was found is taken, and no other form of the file is tried.
+        least: seconds for which cells are looked for in any case: what is written late is not refused untried.
     """
     close = int(_CLOSE * expected_arena(allocations_of(made.executed, made.model)).live) if enough is None else enough
     best = made
     for sparing in (True, False):
-        found = _in_pools(made, sparing, best.footprint.held if most is None else most, enough)
+        found = _in_pools(made, sparing, best.footprint.held if most is None else most, enough, deadline, least)
         best = min(best, found, key=lambda made: made.footprint.held)
-        if best.footprint.held <= close or is_over():
+        if best.footprint.held <= close or time.monotonic() > deadline:
             break
     return best
 
 
-def _in_pools(made: Planned, sparing: bool, most: int, enough: int | None) -> Planned:
+def _in_pools(made: Planned, sparing: bool, most: int, enough: int | None, deadline: float, least: float) -> Planned:
     """The same plan in a file with cells, and with placeholders beside these if need be.
 
     Addresses depend on the order of all nodes: they run in that in which they did before. That can change which buffers
@@ -69,12 +72,16 @@ def _in_pools(made: Planned, sparing: bool, most: int, enough: int | None) -> Pl
         sparing: see `ckplan.writer.emit.write`.
         most: bytes; see `in_pools`.
         enough: bytes; see `in_pools`.
+        deadline: see `in_pools`.
+        least: see `in_pools`.
     """
     slots = slots_for(allocations_of(made.executed, made.model))
     best, plain = made, _cut(made, made, replace(UNCUT, slots=slots), sparing)
-    source = plain
+    source, deadline = plain, max(deadline, time.monotonic() + least)
     for seed in range(_FITS + 1):
-        pools = fitting_pools(source.executed, source.model, seed, places=seed < _FITS)
+        if time.monotonic() > deadline:
+            break
+        pools = fitting_pools(source.executed, source.model, seed, places=seed < _FITS, deadline=deadline)
         if pools is None:
             continue
         if pools.held > min(most, best.footprint.held):
@@ -86,18 +93,24 @@ def _in_pools(made: Planned, sparing: bool, most: int, enough: int | None) -> Pl
         if source.footprint.held <= pools.held:
             break
     if enough is None or best.footprint.held > enough:
-        best = _steered(made, plain, best, sparing, min(most, best.footprint.held), enough)
+        best = _steered(made, plain, best, sparing, min(most, best.footprint.held), enough, deadline)
     return best
 
 
-def _steered(made: Planned, source: Planned, best: Planned, sparing: bool, below: int, enough: int | None) -> Planned:
+def _steered(
+    made: Planned, source: Planned, best: Planned, sparing: bool, below: int, enough: int | None, deadline: float
+) -> Planned:
     """A file with placeholders beside the cells, if it holds less than some bytes; else the best one without.
 
     Each takes some nodes, with shapes of their own, so they are fitted again to the file that has them.
     """
     pools = None
     for seed in range(_FITS):
-        pools = fitting_pools(source.executed, source.model, seed, below=below, enough=enough, start=pools)
+        if time.monotonic() > deadline:
+            break
+        pools = fitting_pools(
+            source.executed, source.model, seed, below=below, enough=enough, start=pools, deadline=deadline
+        )
         if pools is None:
             break
         source = _cut(made, source, pools, sparing)

@@ -71,6 +71,8 @@ def within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
         )
     files: Files = {}
     goal = goal.begun
+    if goal.seconds is not None:  # are for all plans together
+        goal = replace(goal, seconds=goal.seconds / _FILES)
     made = _best_packed(step, strategy, goal, limit, most, files)
     if made is None and goal.cheaper_than is not None:
         raise InfeasibleError("another form of the step keeps to the budget for less", "take that one")
@@ -93,8 +95,6 @@ def _best_packed(step: Step, strategy: Strategy, goal: Goal, limit: int, most: i
         InfeasibleError: no plan of a lowest peak keeps to it, either: what is refused does not hang on chance.
     """
     room, ratio, smallest = limit - fixed(step.footprint, goal), 1.0, None
-    if goal.seconds is not None:  # are for all plans together
-        goal = replace(goal, seconds=goal.seconds / _FILES)
     over = _look(step, strategy, goal, most)
     if over is None:
         return None
@@ -108,7 +108,7 @@ def _best_packed(step: Step, strategy: Strategy, goal: Goal, limit: int, most: i
             held = share - fixed(made.footprint, goal)
             smallest = held if smallest is None else min(held, smallest)
             ratio, over = min(held / max(found.taken, 1), CLOSE), found
-            if goal.is_over and number > 1:
+            if goal.is_over and number:
                 return None
         if not number and goal.cheaper_than is None and not goal.is_over:
             some_lowest(step, strategy, goal, limit, files)

@@ -37,7 +37,8 @@ def with_reservation(made: Planned, goal: Goal, limit: int, most: int | None = N
     if share_of(made.footprint, goal) <= limit:
         return made
     if goal.scope == ARENA:
-        return in_pools(made, max(limit, made.footprint.held if most is None else most), limit, lambda: goal.is_over)
+        allowed = max(limit, made.footprint.held if most is None else most)
+        return in_pools(made, allowed, limit, goal.until, goal.seconds or 0.0)
     return reserving(made, made.footprint.running)
 
 

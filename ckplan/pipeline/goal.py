@@ -34,7 +34,7 @@ class Goal:
         budget: bytes not to exceed.
         share: the same as a ratio of what the graph takes without a plan.
         overhead: extra compute that the plan may cost, as a ratio of the step.
-        seconds: how long the strategy may search.
+        seconds: how long the strategy may search; for each plan, where there are several.
         scope: what the budget is of: the peak of ``activations``, the regions that onnxruntime's ``arena`` holds in the
             end, or the ``total`` that a process takes (see `ckplan.runtime.footprint`).
         cheaper_than: what a plan has to cost less than to be of use, in the problem's units, as another form of the

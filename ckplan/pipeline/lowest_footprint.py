@@ -100,8 +100,8 @@ def cheapest_lowest(step: Step, strategy: Strategy, goal: Goal, limit: int, file
         )
     raise InfeasibleError(
         f"strategy `{strategy}` has no plan{goal.costing} for which {HOLDER[goal.scope]} holds no more than "
-        f"{allowed}: the least that was found is {found}, {parts}; the arena grows in large "
-        "steps",
+        f"{allowed}: the least that was found{' in this time' * goal.is_over} is {found}, {parts}; the arena grows in "
+        "large steps",
         f"raise the budget to {least} bytes, {'allow more time, ' * goal.is_over}or choose a smaller batch (--dim)",
         least,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -29,6 +30,7 @@ def fitting_pools(
     below: int | None = None,
     enough: int | None = None,
     start: Layout | None = None,
+    deadline: float = math.inf,
 ) -> Layout | None:
     """Pools in which a run of a file finds room, whatever reservations and pools it makes itself; None if none do.
 
@@ -40,6 +42,7 @@ def fitting_pools(
         below: see there.
         enough: see there.
         start: see there.
+        deadline: see there.
     """
     asked = allocations_of(executed, model)
     roles = {node.name: node.metadata_props.get(ROLE) for node in model.graph}
@@ -72,6 +75,7 @@ def fitting_pools(
         below=below,
         enough=enough,
         start=start,
+        deadline=deadline,
     )
     return None if found is None else _by_names(found, nodes, ran, asked)
 

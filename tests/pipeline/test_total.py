@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -17,16 +19,18 @@ from ckplan.autodiff.optimizers import rows
 from ckplan.cli import cli
 from ckplan.errors import InfeasibleError, UsageError
 from ckplan.meter import measure
-from ckplan.pipeline import footprint_budget, lowest_footprint
+from ckplan.pipeline import arena_forms, footprint_budget, lowest_footprint
 from ckplan.pipeline.footprint_budget import within_footprint
 from ckplan.pipeline.goal import Goal
 from ckplan.pipeline.lowest import last_resorts, lowest_plan
 from ckplan.pipeline.plan_files import told_of_plan_alone, write_plan
 from ckplan.planner import Plan, Problem
+from ckplan.planner.arena.cells import Layout
 from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.keep_all import KeepAll
 from ckplan.planner.strategies.memory import Memory
 from ckplan.runtime.executed import executed_model
+from ckplan.runtime.fitting_pools import fitting_pools
 from ckplan.runtime.footprint import footprint_of
 from ckplan.runtime.reservations import best_reservation
 from ckplan.units import format_bytes
@@ -217,6 +221,22 @@ def test_a_time_limit_ends_the_search_for_a_file_as_well(monkeypatch: pytest.Mon
         ckplan.rewrite(step, budget="42%", of="total", seconds=1e-3)
     assert refused.value.least is not None
     assert len(written) == 1
+
+
+def test_a_time_limit_holds_for_what_an_arena_is_cut_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is looked for in a file that is written when the time is up has a share of the limit."""
+    step = ckplan.open_model(SAMPLES / "resnet_tiny.onnx", dims={"batch": 16})
+    given: list[tuple[float, float]] = []
+
+    def fitting(*args: Any, **options: Any) -> Layout | None:
+        given.append((time.monotonic(), options["deadline"]))
+        return fitting_pools(*args, **options)
+
+    monkeypatch.setattr(arena_forms, "fitting_pools", fitting)
+    with pytest.raises(InfeasibleError, match=r"the least that was found in this time is .* allow more time"):
+        ckplan.rewrite(step, budget="20%", of="arena", seconds=0.6)
+    assert all(deadline - began <= 0.6 for began, deadline in given)
+    assert given[-1][1] - given[-1][0] == pytest.approx(0.6 / 6, abs=0.05)
 
 
 def test_what_onnxruntime_computes_of_constants_is_counted_beside_those_that_are_still_read() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from ckplan.planner.arena import directing
+from ckplan.planner.arena import cutting, directing
 from ckplan.planner.arena import pools as pools_of_arena
 from ckplan.planner.arena.allocations import Allocations, Demand, requests
 from ckplan.planner.arena.cells import APART, MADE, POOL, SPARE, WALL, WALL_BYTES, Layout, Regions, lacking, released
@@ -132,6 +133,32 @@ def test_placeholders_hold_a_run_in_less_than_cells_alone(seed: int) -> None:
     rows, first = rows_of(less.regions), less.first // UNIT
     assert lacking(in_layout(asked, less), rows, first=first) == (0, -1)
     assert lacking(in_layout(asked, replace(less, placeholders=())), rows, first=first)[0] > 0
+
+
+@pytest.mark.parametrize("less", [False, True])
+def test_a_search_ends_when_its_time_is_up(less: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that counts how often it is looked at: each search looks at it often, and soon ends by it."""
+    asked = random_run(0)
+    cells = best_pools(asked, spread=UNIT)
+    assert cells is not None
+    below = {"below": cells.held, "enough": cells.held - MIB} if less else {}
+    found = best_pools(asked, spread=UNIT, **below)
+    looks = itertools.count()
+    monkeypatch.setattr(cutting, "time", SimpleNamespace(monotonic=lambda: next(looks)))
+    assert best_pools(asked, spread=UNIT, **below, deadline=10**9) == found
+    all_of_it = next(looks)
+    assert all_of_it > 20
+    for share in (0.0, 0.1, 0.5, 0.9):
+        looks = itertools.count()
+        tried = best_pools(asked, spread=UNIT, **below, deadline=share * all_of_it)
+        assert next(looks) <= share * all_of_it + 20
+        if tried is not None:
+            rows = rows_of(tried.regions)
+            assert lacking(in_layout(asked, tried), rows, first=tried.first // UNIT) == (0, -1)
+            assert found is not None
+            assert tried.held >= found.held
+        else:
+            assert share < 0.9 or less
 
 
 @pytest.mark.parametrize("seed", [3, 8, 18])

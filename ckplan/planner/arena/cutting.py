@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,6 +41,7 @@ class Run:
         slots: how many slots are the last of that.
         gates: steps before which something else can be made, ascending, cells being there.
         stages: the requests of the variants, step by step.
+        deadline: `time.monotonic` after which no other way to find room for it is tried.
     """
 
     variants: Sequence[tuple[Sequence[tuple[int, int]], int]]
@@ -52,11 +55,17 @@ class Run:
     slots: int
     gates: Sequence[int]
     stages: Sequence[Sequence[Sequence[tuple[int, int]]]]
+    deadline: float = math.inf
 
     @property
     def below(self) -> Sequence[int]:
         """Of each variant, how many regions lie below those that follow; see `ckplan.planner.arena.regions.Arena`."""
         return [below for _, below in self.variants]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time to find room for it is up."""
+        return time.monotonic() > self.deadline
 
 
 def cut(run: Run, regions: Sequence[int], trials: int, rng: random.Random) -> State | None:
@@ -84,6 +93,8 @@ def long_kept(run: Run, regions: Sequence[int]) -> State:
             ordered = sorted(long, key=lambda buffer: (-key[buffer], buffer))
             for ascending in (True, False):
                 for spared in (0.0, 0.1):
+                    if run.is_over:
+                        return best
                     state = _packed(run, regions, ordered, ascending, spared)
                     rows = rows_of(regions, state)
                     lacks = least if rows is None else _lacking(run, rows, 1, least)[0]
@@ -124,7 +135,7 @@ def climbed(run: Run, regions: Sequence[int], state: State, trials: int, rng: ra
         if not least and variants < len(run.variants):
             variants = len(run.variants)
             least, fails = _lacking(run, rows_of(regions, state) or [], variants)
-        if not least:
+        if not least or run.is_over:
             break
         tried = changed(run, regions, state, fails, rng)
         more = sum(map(len, tried)) - sum(map(len, state))

@@ -122,7 +122,7 @@ def direct(run: Run, regions: Sequence[int], effort: int, rng: random.Random) ->
     asked = {id(stages): asked_in(stages) for stages in run.stages}
     left = Effort(effort)
     misses = 0
-    while left.left > 0 and misses < _MISSES:
+    while left.left > 0 and misses < _MISSES and not run.is_over:
         begun = _begun(run, regions, asked, left, rng)
         # Before the first placeholder can be made, best fit has its way.
         if begun is None or not _begins_well(run, begun[2], left):
@@ -249,7 +249,7 @@ def _begins_well(run: Run, walks: Sequence[_Walk], effort: Effort) -> bool:
 
 
 def _through(run: Run, walks: list[_Walk], effort: Effort, rng: random.Random) -> list[Held] | None:
-    """Placeholders with which all requests find room; None if it went back too often.
+    """Placeholders with which all requests find room; None if it went back too often, or time is up.
 
     Steps before which nothing else can be made go with the last one before which it can: what sends a tensor of theirs
     elsewhere is made there.
@@ -261,6 +261,8 @@ def _through(run: Run, walks: list[_Walk], effort: Effort, rng: random.Random) -
     place = furthest = stuck = turns = 0
     turned = False
     while place < len(begins) - 1:
+        if run.is_over:
+            return None
         steps = range(begins[place], begins[place + 1])
         if place:
             saved[steps.start] = walks, len(held)

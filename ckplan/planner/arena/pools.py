@@ -14,6 +14,7 @@ reverse. Which cells serve a step is found by trying, in simulation: the step is
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -90,6 +91,7 @@ def best_pools(
     below: int | None = None,
     enough: int | None = None,
     start: Layout | None = None,
+    deadline: float = math.inf,
 ) -> Layout | None:
     """Cells in which a run goes through that together are as small as were found; None where there are none.
 
@@ -110,8 +112,10 @@ def best_pools(
         below: bytes; an arena that holds less is looked for, with placeholders. None for cells alone.
         enough: bytes that it may hold then; by default a tenth more than is alive.
         start: what nearly does: it is changed a little, or else its size is tried anew.
+        deadline: `time.monotonic` after which what was found is taken.
     """
     run = _run(asked, before, range(len(asked.steps)) if gates is None else gates, apart, slots, places=places)
+    run = replace(run, deadline=deadline)
     units = max(_most_alive(made) for made, _ in run.variants)
     alive = max(-(-units // REGION), 2)
     rng = random.Random(seed)
@@ -134,7 +138,7 @@ def _by_cells(run: Run, alive: int, spread: int | None, rng: random.Random) -> L
     for ratio in (_USUAL, _LARGEST):
         low, high, best = alive, max(int(alive * ratio), alive + 1), None
         middle = high
-        while low <= high and (best is None or high - low >= _CLOSE * low):
+        while low <= high and (best is None or high - low >= _CLOSE * low) and not run.is_over:
             sized = _sized(run, middle, spread)
             state = None if sized is None else cut(*sized, trials, rng)
             if sized is not None and state is not None:
@@ -166,6 +170,8 @@ def _by_fewer_mib(run: Run, counts: range, spread: int | None, rng: random.Rando
     for number in range(_ROUNDS):
         tried = []
         for _, count, one, state in sorted(left, key=lambda entry: entry[1]):
+            if run.is_over:
+                return found
             start = [[] for _ in one[1]] if number % 2 else state
             reached, lacks = climbed(*one, start, _trials(run), rng)
             if not lacks:

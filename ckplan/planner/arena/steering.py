@@ -53,7 +53,7 @@ def steer(
     best = course = followed(run, state, rows, held)
     numbers = itertools.count(len(held))
     patience = 0
-    while effort > 0 and course.step < len(run.stages[0]):
+    while effort > 0 and course.step < len(run.stages[0]) and not run.is_over:
         least = float(course.step)
         if patience > _PATIENCE[0] and rng.random() < 0.2:
             least -= rng.random() ** 2 * _BACK
