@@ -47,7 +47,7 @@ def test_gradients_of_seeded_models(seed: int) -> None:
     assert not found.problem
 
 
-@pytest.mark.parametrize("seed", range(1000, 1015))
+@pytest.mark.parametrize("seed", [*range(1000, 1015), 4800422])
 def test_recomputed_gradients_are_the_same_bits(seed: int) -> None:
     assert not check_model(grow(Seeded(seed)), recompute=True).problem
 
