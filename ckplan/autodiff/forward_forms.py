@@ -32,6 +32,7 @@ from ckplan.autodiff.rewrites.normalised_inputs import normalise_for_weights
 from ckplan.autodiff.rewrites.paddings import pad_in_convolutions
 from ckplan.autodiff.rewrites.patches import multiply_patches
 from ckplan.autodiff.rewrites.spread_rows import gather_rows
+from ckplan.autodiff.rules.angles import outline_angles
 from ckplan.autodiff.rules.convolution.conv_batch_norm import outline_conv_batch_norms
 from ckplan.autodiff.rules.group_norm import outline_group_norms
 from ckplan.autodiff.rules.masked_softmax import outline_masked_softmaxes
@@ -128,6 +129,7 @@ def prepare_forward(
     outline_group_norms(op, held)
     outline_silus(op, held)
     outline_mishes(op, held)
+    outline_angles(op, held)
     outline_pooled_relus(op, held)
     outline_masked_softmaxes(op, held)
     group_heads(op, held)

@@ -148,6 +148,7 @@ KINDS = {
         parameters={"f": values(3, 3, 2, 2, seed=6), **NORM},
         constants={**STATISTICS, "q": values(2, 3, 1, 1, seed=5)},
     ),
+    "an angle": Kind(ROWS, f"t = Div(q, z) r = Atan(t) y = Mul(r, r) {SUM}", constants={"q": values(*ROWS, seed=5)}),
     "Mish": Kind(
         ROWS, f"s = Softplus(z) t = Tanh(s) r = Mul(z, t) y = Tanh(r) {SUM}", constants={"q": values(*ROWS, seed=5)}
     ),

@@ -85,6 +85,26 @@ def test_a_root_of_what_may_be_negative_is_differentiated_as_ever():
     assert "Where" not in {node.op_type for node in training.model.graph}
 
 
+def test_an_angle_has_slopes_on_the_axis_and_none_at_the_origin():
+    """As exporters write torch's atan2."""
+    nodes = """
+        q = Div(y, x) a = Atan(q) above = Greater(y, zero) more = Add(a, pi) less = Sub(a, pi)
+        turned = Where(above, more, less) behind = Less(x, zero) whole = Where(behind, turned, a)
+        none = IsNaN(whole) angle = Where(none, zero, whole) l = ReduceSum <keepdims = 0> (angle)
+    """
+    model = parse(
+        f"g (double[6] y, double[6] x) => (double l) {{ {nodes} }}", zero=np.asarray(0.0), pi=np.asarray(np.pi)
+    )
+    training = build_training_graph(model, loss="l", wrt=["y", "x"])
+    y, x = np.asarray([0.0, 2.0, -2.0, 0.0, 3.0, 1.0]), np.asarray([0.0, 0.0, 0.0, 4.0, 4.0, -1.0])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        found = reference(training.model, {"y": y, "x": x})
+    assert found["l"] == pytest.approx(np.arctan2(y, x).sum())
+    square = np.where(x**2 + y**2, x**2 + y**2, 1)
+    np.testing.assert_allclose(found["y_grad"], x / square)
+    np.testing.assert_allclose(found["x_grad"], -y / square)
+
+
 @pytest.mark.parametrize(("limit", "selections"), [(0.0, 1), (-1.0, 1), (0.25, 0)])
 def test_a_root_of_what_stays_above_zero_is_differentiated_as_ever(limit, selections):
     model = parse(
