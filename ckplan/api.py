@@ -27,6 +27,7 @@ from ckplan.autodiff import TrainingGraph
 from ckplan.autodiff import build_training_graph as differentiate
 from ckplan.bundle.making import check_folder, make_graphs, write_artifacts
 from ckplan.bundle.manifest import Artifacts
+from ckplan.display import file_name
 from ckplan.errors import UsageError
 from ckplan.isolation.collecting import fewer_collections
 from ckplan.meter import Measurement, Verification
@@ -363,6 +364,6 @@ def _file_of(model: Runnable) -> Iterator[Path]:
     graph = model.model if isinstance(model, Planned | TrainingGraph) else model_of(model)
     name = model.step.name if isinstance(model, Planned) else name_of(graph)
     with scratch_folder(graph) as folder:
-        path = folder / f"{Path(name).stem or 'model'}.onnx"
+        path = folder / f"{file_name(Path(name).stem)}.onnx"
         save(graph, path)
         yield path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
@@ -41,6 +42,15 @@ def one_line(text: object, most: int = 200) -> str:
     """Text of others, such as an exception's, on one line and cut short: some hold a whole graph."""
     line = " ".join(str(text).split())
     return line if len(line) <= most else f"{line[:most]}..."
+
+
+_LONGEST = 50
+"""Letters of a file's name that a model's name becomes: in UTF-8 they take at most 200 of the 255 bytes that it has."""
+
+
+def file_name(called: str) -> str:
+    """What a model is called, as the beginning of a file's name that every file system and onnxruntime take."""
+    return re.sub(r"[^\w .-]", "_", called)[:_LONGEST].strip() or "model"
 
 
 def table_html(title: str, rows: Iterable[tuple[str, str]]) -> str:

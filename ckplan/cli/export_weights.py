@@ -9,7 +9,7 @@ import click
 
 from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import json_option, output_options, talk_options
-from ckplan.cli.output import check_output
+from ckplan.cli.output import check_model_output
 from ckplan.cli.streams import answer, notes, show_json
 from ckplan.cli.values import PATH
 from ckplan.errors import UsageError
@@ -33,7 +33,7 @@ def command(checkpoint: Path, model: Path, output: Path, force: bool, adapter: b
     inserted beside weights that are quantised.
     """
     if not adapter:
-        check_output(output, force, model, checkpoint)
+        check_model_output(output, force, model, checkpoint)
     from ckplan.training import adapters
     from ckplan.training.checkpoint import read_checkpoint
     from ckplan.training.export import export_weights

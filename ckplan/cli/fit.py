@@ -18,7 +18,7 @@ from ckplan.cli.options import (
     picture_options,
     talk_options,
 )
-from ckplan.cli.output import check_output, refuse_idle, written
+from ckplan.cli.output import check_model_output, refuse_idle, written
 from ckplan.cli.streams import notes, show, show_json, stage
 from ckplan.errors import UsageError
 
@@ -55,7 +55,7 @@ def command(
     `--dim NAME=?` says which dimension it is; by default it is the batch.
     """
     if output is not None:
-        check_output(output, force, model, *asked.files)
+        check_model_output(output, force, model, *asked.files)
     refuse_idle(output, force=force, copy_weights=copy_weights)
     from ckplan.answers.fit import fit
 

@@ -17,7 +17,7 @@ from ckplan.cli.options import (
     talk_options,
     training_step_options,
 )
-from ckplan.cli.output import check_output, written
+from ckplan.cli.output import check_model_output, written
 from ckplan.cli.step import opened
 from ckplan.cli.streams import notes, show, show_json, stage
 from ckplan.errors import ModelError
@@ -42,7 +42,7 @@ def command(
     The file computes the loss and one gradient per parameter out of standard ONNX operators. Parameters are
     initializers that a training loop may override by feeding inputs of their names.
     """
-    check_output(output, force, model, *asked.files)
+    check_model_output(output, force, model, *asked.files)
 
     step = opened(model, asked, device=device)
     training = step.training

@@ -81,6 +81,19 @@ def check_output(output: Path, force: bool, *sources: Path | None) -> None:
         ) from error
 
 
+def check_model_output(output: Path, force: bool, *sources: Path | None) -> None:
+    """The same of a file that is to be a model. See `check_output`.
+
+    Raises:
+        UsageError: as there, or it has a name by which it would be read as text.
+        EnvironmentUnavailableError: as there.
+    """
+    from ckplan.model.files.saving import check_binary
+
+    check_binary(output)
+    check_output(output, force, *sources)
+
+
 def written(model: ir.Model, output: Path, *, force: bool, copy_weights: bool) -> list[str]:
     """Write a model; returns what was said on stderr about where its weights are. See `ckplan.model.save`."""
     from ckplan.model import save

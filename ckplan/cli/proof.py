@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from ckplan.cli.streams import notes, stage
+from ckplan.display import file_name
 from ckplan.errors import CheckFailedError, UsageError
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def prove(step: Step, name: str, new: Path | ir.Model, *, device: str, inputs: P
     from ckplan.writer.describe import promise
 
     with scratch_folder(step.model) as folder:
-        base, planned = (folder / f"{name} {which} a plan.onnx" for which in ("without", "with"))
+        base, planned = (folder / f"{file_name(name)} {which} a plan.onnx" for which in ("without", "with"))
         promise(step.ordered, step.baseline)
         save(step.ordered, base)
         if isinstance(new, Path):

@@ -24,7 +24,7 @@ from ckplan.cli.options import (
     talk_options,
     verbose_option,
 )
-from ckplan.cli.output import check_output, written
+from ckplan.cli.output import check_model_output, written
 from ckplan.cli.proof import check, check_device, check_inputs, check_run_limit, prove
 from ckplan.cli.step import opened
 from ckplan.cli.streams import answer, show, show_json, stage
@@ -71,7 +71,7 @@ def command(
     The file runs in stock onnxruntime with default session options. Do not pass it through graph simplifiers (onnxsim,
     onnxslim, onnxscript's optimizer): they remove what keeps to the plan, and the memory is spent again.
     """
-    check_output(output, force, model, plan_file, inputs, *asked.files)
+    check_model_output(output, force, model, plan_file, inputs, *asked.files)
     check_page(page, force, model, output)
     check_device(device, with_proof=with_proof)
     from ckplan.answers.findings import chosen

@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ckplan.comparison.settings import Settings
 from ckplan.comparison.snapshot import WORKSPACE, Fingerprint, Measured, PeakBuffer, Snapshot
+from ckplan.display import file_name
 from ckplan.errors import EnvironmentUnavailableError, InfeasibleError, UsageError
 from ckplan.keys import GRADIENTS, PLAN, RECOMPUTE_OF
 from ckplan.meter import measure
@@ -191,7 +192,7 @@ def _measured(path: Path, model: ir.Model, made: bool, device: str) -> Measured:
     with scratch_folder(model) as folder:
         file = path
         if made:
-            file = folder / path.name
+            file = folder / f"{file_name(path.stem)}.onnx"
             save(model, file)
         found = measure(file, device=device, runs=1, threads=CPU.threads, heap=False)
     if found.peak_activations is None or found.peak_total is None:

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ckplan.arguments import check_number
 from ckplan.display import one_line, shortened
-from ckplan.errors import CkplanError
+from ckplan.errors import CkplanError, ModelError
 from ckplan.isolation.arrays import load_arrays, save_arrays
 from ckplan.isolation.folders import temporary_folder
 from ckplan.meter.executed.alive import Inside
@@ -32,6 +32,7 @@ from ckplan.meter.running.device import check_device, check_threads
 from ckplan.meter.running.errors import RunFailedError
 from ckplan.meter.running.process import run_job
 from ckplan.meter.types import Counters, Measurement, Prediction, Recomputation, Resident
+from ckplan.model.files.read import is_text
 from ckplan.model.fixing import Fixed
 from ckplan.model.half import half_precision_notes
 from ckplan.units import format_bytes, format_seconds
@@ -137,7 +138,15 @@ def request_for(path: Path, inputs: Path, device: str, threads: int | None) -> d
         inputs: the folder with what it is fed; see `ckplan.isolation.arrays`.
         device: one of `DEVICES`.
         threads: intra-op threads; None leaves onnxruntime's default.
+
+    Raises:
+        ModelError: the model is a text, which onnxruntime does not read.
     """
+    if is_text(path):
+        raise ModelError(
+            f"{path.name} is a model in text, and onnxruntime runs only those in binary",
+            "write it as such: onnx.save(onnx.load(...), 'model.onnx')",
+        )
     return {"path": str(path), "inputs": str(inputs), "device": device, "threads": threads}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ckplan.arguments import path_of
@@ -68,15 +69,30 @@ def open_session(
 
     Raises:
         EnvironmentUnavailableError: onnxruntime cannot use a library of custom operators.
+        ModelError: onnxruntime cannot be told the path.
         Exception: whatever onnxruntime raises when it cannot load the model.
     """
     import onnxruntime
 
+    if isinstance(source, str):
+        _check_path(source)
     for library in _LIBRARIES:
         _register(options, library)
     return onnxruntime.InferenceSession(
         source, options, providers=list(providers), disabled_optimizers=list(without) or None
     )
+
+
+def _check_path(path: str) -> None:
+    """See that onnxruntime can be told where a file is.
+
+    Raises:
+        ModelError: its path is not in UTF-8.
+    """
+    if any("\ud800" <= letter <= "\udfff" for letter in path):
+        raise ModelError(
+            f"onnxruntime reads no file whose path is not in UTF-8, as that of {Path(path).name!a}", "rename it"
+        )
 
 
 def _register(options: Any, library: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import warnings
 from pathlib import Path
 
 import onnx
@@ -105,10 +106,17 @@ def _parse(file: Path) -> tuple[ir.Model, _Read | None]:
         raise ModelError(f"{file} is damaged or not an ONNX model ({reason})", "export or download it again") from error
 
 
+def is_text(file: Path) -> bool:
+    """Whether a file would be read as a model in text, which onnxruntime does not read: that goes by its name."""
+    return onnx.serialization.registry.get_format_from_file_extension(file.suffix) not in (None, "protobuf")
+
+
 def _load(file: Path) -> tuple[ir.Model, _Read | None]:
     """Read a file; once more where onnx-ir refused an output that is a map, or refused or left out a sparse tensor."""
     try:
-        model = ir.load(file)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # onnx's, that one of its forms of text is new
+            model = ir.load(file)
     except Exception as error:  # as in `_parse`, which tells of it where the file cannot be read otherwise either
         reason = _reason(error)
         dense = read_dense(file) if _SPARSE in reason else read_scores(file) if _MAPS in reason else None

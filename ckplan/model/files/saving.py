@@ -15,11 +15,25 @@ from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.isolation.claims import claim, is_named
 from ckplan.isolation.folders import is_temporary, temporary_folder
 from ckplan.model.files.external import data_files, data_files_of
+from ckplan.model.files.read import is_text
 from ckplan.model.files.weights import Progress, place
 
 
 def _silent(done: int, of: int) -> None:
     pass
+
+
+def check_binary(path: Path) -> None:
+    """See that a model may have a name: by its ending, readers would take some for text, which this one is not.
+
+    Raises:
+        UsageError: it ends as models in text do.
+    """
+    if is_text(path):
+        raise UsageError(
+            f"{path} would be read as text, and onnxruntime runs only models that are written in binary",
+            "let its name end with .onnx",
+        )
 
 
 def save(
@@ -53,7 +67,8 @@ def save(
 
     Raises:
         UsageError: the file exists and `force` is not given, the path cannot be a file, weights of the model lie
-            there, or another process has made a file of that name, or of its data file's, in the meantime.
+            there, another process has made a file of that name, or of its data file's, in the meantime, or the name
+            ends as those of models in text do.
         EnvironmentUnavailableError: no permission, or no space left.
         ModelError: the model cannot be serialised.
     """
@@ -62,7 +77,9 @@ def save(
             f"a value of type {type(model).__name__} is no onnx_ir.Model",
             "give the `model` of a step or plan; onnx.save writes an onnx.ModelProto",
         )
-    target = file_to_write(path_of("the file to write", path), force)
+    asked = path_of("the file to write", path)
+    check_binary(asked)
+    target = file_to_write(asked, force)
     if target in data_files(model):
         raise UsageError(f"{path} holds weights that the model reads", "write to another file")
     stale = _own_data_files(target) if target.exists() else set()

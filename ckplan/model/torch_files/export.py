@@ -24,7 +24,7 @@ import onnx_ir as ir
 from ckplan.arguments import check_kind, check_table, file_to_write, names_of, path_of
 from ckplan.errors import EnvironmentUnavailableError, ModelError
 from ckplan.keys import FROZEN, OWN_GRADIENTS, STANDS_FOR
-from ckplan.model.files.saving import save
+from ckplan.model.files.saving import check_binary, save
 from ckplan.model.literals import is_numbered
 from ckplan.model.structure import are_equal, structure_of
 from ckplan.model.torch_files.exporter_metadata import INPUT, SIGNATURE, TRACE, operand_of
@@ -71,10 +71,11 @@ def export(
     Raises:
         EnvironmentUnavailableError: torch or onnxscript is not installed.
         ModelError: torch cannot export the module.
-        UsageError: the file exists and `force` is not given, the path cannot be a file, or an argument is of another
-            kind.
+        UsageError: the file exists and `force` is not given, the path cannot be a file or ends as those of models in
+            text do, or an argument is of another kind.
     """
     target = path_of("the file to write", path)
+    check_binary(target)
     file_to_write(target, force)
     check_kind("the tuple of example arguments", args, (tuple, list), "give a tuple, such as (x,)")
     if kwargs is not None:
