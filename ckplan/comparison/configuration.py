@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ckplan.arguments import shown
 from ckplan.comparison.judging import Limits
 from ckplan.comparison.running import Target
 from ckplan.comparison.settings import KEYS, Settings, read_setting, unknown
@@ -64,9 +67,15 @@ def read_configuration(path: Path) -> Configuration:
         raise UsageError(f"'{path}' has no section [tool.ckplan]", "add one, or name another file with --config")
     _check_keys(f"'{path}'", top, _TOP)
     models = top.get("models", {})
-    if not isinstance(models, dict) or not models or not all(isinstance(model, dict) for model in models.values()):
-        prefix = "tool.ckplan." if path.name == SHARED_FILE else ""
+    prefix = "tool.ckplan." if path.name == SHARED_FILE else ""
+    if not isinstance(models, dict) or not models:
         raise UsageError(f"'{path}' names no models", f"add a section such as [{prefix}models.mine] with a path")
+    for name, model in models.items():
+        if not isinstance(model, dict):
+            raise UsageError(
+                f"'{path}': model '{name}' is {shown(model)}, not a section",
+                f"write [{prefix}models.{_key(name)}], and path = ... below it",
+            )
     defaults = {key: value for key, value in top.items() if key not in ("baseline", "models")}
     _check_defaults(f"'{path}'", defaults)
     targets = [target for name, model in models.items() for target in _targets(path, name, model, defaults)]
@@ -77,6 +86,11 @@ def read_configuration(path: Path) -> Configuration:
     if baseline == "" or not isinstance(baseline, str | None):
         raise UsageError(f"'{path}': `baseline` must be a string, the name of a file")
     return Configuration(path, tuple(targets), None if baseline is None else path.parent / baseline)
+
+
+def _key(name: str) -> str:
+    """A name as it stands in the heading of a section."""
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name)
 
 
 def _toml(path: Path) -> dict[str, Any]:

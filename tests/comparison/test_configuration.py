@@ -89,6 +89,11 @@ MODEL = "[models.one]\npath = 'one.onnx'\n"
     [
         ("", "names no models; add a section such as [models.mine] with a path"),
         ("models = 3", "names no models"),
+        (
+            '[models]\nmine = "mine.onnx"',
+            "model 'mine' is 'mine.onnx', not a section; write [models.mine], and path = ... below it",
+        ),
+        ('[models]\n"a.b" = 3', "model 'a.b' is 3, not a section; write [models.\"a.b\"], and path = ... below it"),
         ("baselin = 'x'\n" + MODEL, "has no key `baselin`; did you mean `baseline`?"),
         (MODEL + "stratgy = 'none'", "model 'one' has no key `stratgy`; did you mean `strategy`?"),
         (MODEL + "max_regression = '3%'", "has no key `max_regression`; did you mean `max-regression`?"),
