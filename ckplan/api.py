@@ -22,7 +22,7 @@ from ckplan.answers.explanation import Explanation
 from ckplan.answers.fit import Fit
 from ckplan.answers.pareto import Pareto
 from ckplan.answers.pareto import pareto as find_frontier
-from ckplan.arguments import check_number, check_text, names_of, path_of
+from ckplan.arguments import check_flag, check_number, check_text, names_of, path_of
 from ckplan.autodiff import TrainingGraph
 from ckplan.autodiff import build_training_graph as differentiate
 from ckplan.bundle.making import check_folder, make_graphs, write_artifacts
@@ -142,6 +142,7 @@ def rewrite(
         InfeasibleError: no file keeps to the budget.
         ModelError, UsageError: the model or an option does not fit.
     """
+    check_flag("`force`", force)
     goal = Goal.of(budget, overhead, seconds, of)
     asked = goal.asked_of(_strategy(strategy))
     planned = choosing.rewrite(_opened(model, goal, options), asked, goal)
@@ -189,6 +190,7 @@ def artifacts(
         ModelError, UsageError: the model or an option does not fit.
         EnvironmentUnavailableError: the folder cannot be written.
     """
+    check_flag("`force`", force)
     check_folder(path_of("the folder", folder).absolute(), force)
     goal = Goal.of(budget, overhead, seconds, of)
     is_planned = strategy is not None or goal != Goal()

@@ -99,6 +99,15 @@ def check_kind(what: str, given: Any, kind: type | tuple[type, ...], remedy: str
         raise UsageError(f"{what} is {shown(given)}", remedy)
 
 
+def check_flag(what: str, given: Any) -> None:
+    """See that a switch is true or false: all else counts as true where Python asks, the text "no" as well.
+
+    Raises:
+        UsageError: it is of another kind.
+    """
+    check_kind(what, given, bool, "give True or False")
+
+
 def check_text(what: str, given: Any) -> None:
     """See that a name is a string.
 

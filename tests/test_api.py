@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -251,6 +252,43 @@ def test_sizes_are_whole_numbers(path: Path) -> None:
     for size in ("x", 1.5, -2):
         with pytest.raises(UsageError, match=f"dimension 'batch' is {size!r}"):
             ckplan.analyze(path, dims={"batch": size}, strategies=[])
+
+
+@pytest.mark.parametrize("given", [np.array([True, False]), "no", 1, None])
+def test_switches_are_true_or_false(path: Path, tmp_path: Path, given: Any) -> None:
+    """The text "no" was taken for yes, and a file overwritten; of an array, numpy's error came out, or onnx's name."""
+    output = tmp_path / "out.onnx"
+    output.write_text("precious")
+    step = ckplan.open_model(path)
+    calls: list[Callable[[], object]] = [
+        lambda: ckplan.rewrite(step, strategy="none", output=output, force=given),
+        lambda: ckplan.save(step.training.model, output, force=given),
+        lambda: ckplan.save(step.training.model, tmp_path / "new.onnx", copy_weights=given),
+        lambda: ckplan.artifacts(path, tmp_path / "folder", force=given),
+        lambda: ckplan.load(path, training=given),
+        lambda: ckplan.measure(path, heap=given),
+        lambda: ckplan.measure(path, inside=given),
+        lambda: ckplan.verify(path, path, heap=given),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match=r"^`\w+` is .*; give True or False$"):
+            call()
+    assert output.read_text() == "precious"
+    assert [file.name for file in tmp_path.iterdir()] == ["out.onnx"]
+
+
+def test_what_is_registered_or_planned_for_is_of_its_kind(path: Path) -> None:
+    anything: Any = 5
+    with pytest.raises(UsageError, match="the operator's domain is 5; give a string"):
+        ckplan.rule("Odd", domain=anything)
+    with pytest.raises(UsageError, match="the version that a rule is since is 'x'; give a whole number of at least 1"):
+        ckplan.rule("Odd", since="x", domain="my.odd")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="the rule is 5; give a function of the builder, a node and gradients"):
+        ckplan.rule("Odd", domain="my.odd")(anything)
+    with pytest.raises(UsageError, match="the operator's name is 5; give a string"):
+        ckplan.register_operator(ckplan.Operator(anything, domain="my.odd"))
+    with pytest.raises(UsageError, match="the runtime is None; leave it out, or give"):
+        ckplan.problem_of(ckplan.open_model(path).model, runtime=None)  # type: ignore[arg-type]
 
 
 def test_an_open_step_takes_no_options(path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from ckplan.arguments import check_number
+from ckplan.arguments import check_flag, check_number
 from ckplan.display import one_line, shortened
 from ckplan.errors import CkplanError, ModelError
 from ckplan.isolation.arrays import load_arrays, save_arrays
@@ -109,6 +109,8 @@ def measure(
         EnvironmentUnavailableError: the device is not there; as `RunFailedError`, a process ended early.
     """
     check_options(device, runs, threads)
+    check_flag("`heap`", heap)
+    check_flag("`inside`", inside)
     model = read_model(Path(path))
     chosen = make_inputs(model, file=inputs, seed=seed, dims=dims, shapes=shapes, fixed=fixed)
     with temporary_folder() as folder:

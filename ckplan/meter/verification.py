@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ckplan.arguments import check_flag
 from ckplan.display import shortened
 from ckplan.errors import CkplanError, UsageError
 from ckplan.isolation.arrays import load_arrays, save_arrays
@@ -63,6 +64,7 @@ def verify(
         EnvironmentUnavailableError: the device is not there; as `RunFailedError`, a process ended early.
     """
     check_options(device, 1 if runs is None else runs, threads)
+    check_flag("`heap`", heap)
     models = [read_model(Path(base)), read_model(Path(new))]
     if different := _different_inputs(*models):
         raise UsageError(

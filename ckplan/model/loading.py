@@ -10,6 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from ckplan import keys
+from ckplan.arguments import check_flag
 from ckplan.errors import ModelError
 from ckplan.model.cleanup import drop_no_ops, tidy
 from ckplan.model.constants import hoist
@@ -107,9 +108,10 @@ def load(
 
     Raises:
         ModelError: the file cannot be read, converted or shaped.
-        UsageError: `dims`, `shapes` or `fixed` do not fit the model.
+        UsageError: `dims`, `shapes` or `fixed` do not fit the model, or `training` is no truth value.
         EnvironmentUnavailableError: shapes have to be learnt by a run and onnxruntime is not installed.
     """
+    check_flag("`training`", training)
     return normalise(read(path), Path(path), dims=dims, shapes=shapes, training=training, fixed=fixed)
 
 

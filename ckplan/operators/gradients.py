@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckplan.arguments import check_text
+from ckplan.arguments import check_number, check_text, shown
 from ckplan.errors import UsageError
 from ckplan.extensions import load_group
 
@@ -107,11 +107,15 @@ def rule(
         by_definition: see :class:`Entry`.
 
     Raises:
-        UsageError: the operator's name is no string, or it has a rule since that version already.
+        UsageError: it has a rule since that version already, or an argument or what is decorated is of another kind.
     """
     check_text("the operator's name", op_type)
+    check_text("the operator's domain", domain)
+    check_number("the version that a rule is since", since, 1, whole=True)
 
     def register(function: Rule) -> Rule:
+        if not callable(function):
+            raise UsageError(f"the rule is {shown(function)}", "give a function of the builder, a node and gradients")
         entries = _RULES.setdefault((domain, op_type), [])
         if any(entry.since == since for entry in entries):
             raise UsageError(

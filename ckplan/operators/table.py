@@ -7,7 +7,7 @@ from functools import cache
 
 import onnx_ir as ir
 
-from ckplan.arguments import check_kind
+from ckplan.arguments import check_kind, check_text
 from ckplan.errors import UsageError
 from ckplan.extensions import running
 from ckplan.operators.gradients import load_rules
@@ -64,6 +64,8 @@ def register_operator(operator: Operator) -> None:
         UsageError: it is no `Operator`, has a record already, or is an operator of ONNX or onnxruntime.
     """
     check_kind("the record", operator, Operator, "give a `ckplan.Operator`")
+    check_text("the operator's name", operator.name)
+    check_text("the operator's domain", operator.domain)
     key = (operator.domain, operator.name)
     if _is_standard(operator.domain) or key in _OTHERS:
         raise UsageError(

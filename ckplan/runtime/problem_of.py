@@ -154,8 +154,9 @@ def problem_of(model: ir.Model, runtime: Runtime = CPU) -> Problem:
 
     Raises:
         ModelError: the nodes are in no order in which they can run, or the metadata are damaged.
-        UsageError: it is no `onnx_ir.Model`.
+        UsageError: it is no `onnx_ir.Model`, or the runtime is no `Runtime`.
     """
     check_kind("the model", model, ir.Model, "give an `onnx_ir.Model`, such as `Step.model`")
+    check_kind("the runtime", runtime, Runtime, "leave it out, or give `ckplan.runtime.cpu.CPU`")
     collection = listed_names(model.metadata_props, CHECKPOINTS)
     return problem_of_nodes(model.graph, model.graph.inputs, model.graph.outputs, collection, runtime)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ckplan.arguments import check_factor, check_kind, check_number, path_of
+from ckplan.arguments import check_factor, check_flag, check_kind, check_number, path_of
 from ckplan.autodiff import parse_optimizer
 from ckplan.errors import CheckFailedError, UsageError
 from ckplan.isolation.arrays import Array
@@ -241,6 +241,7 @@ class Trainer:
             EnvironmentUnavailableError: a checkpoint cannot be written. Earlier ones are whole.
         """
         check_number("the number of epochs", epochs, 1, whole=True)
+        check_flag("`resume`", resume)
         if resume:
             self._resume()
         elif self._folder is not None and checkpoint.latest(self._folder) and not self.state.step:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from ckplan.arguments import file_to_write, path_of
+from ckplan.arguments import check_flag, file_to_write, path_of
 from ckplan.errors import EnvironmentUnavailableError, ModelError, UsageError
 from ckplan.isolation.claims import claim, is_named
 from ckplan.isolation.folders import is_temporary, temporary_folder
@@ -68,7 +68,7 @@ def save(
     Raises:
         UsageError: the file exists and `force` is not given, the path cannot be a file, weights of the model lie
             there, another process has made a file of that name, or of its data file's, in the meantime, or the name
-            ends as those of models in text do.
+            ends as those of models in text do, or an argument is of another kind.
         EnvironmentUnavailableError: no permission, or no space left.
         ModelError: the model cannot be serialised.
     """
@@ -77,6 +77,8 @@ def save(
             f"a value of type {type(model).__name__} is no onnx_ir.Model",
             "give the `model` of a step or plan; onnx.save writes an onnx.ModelProto",
         )
+    check_flag("`force`", force)
+    check_flag("`copy_weights`", copy_weights)
     asked = path_of("the file to write", path)
     check_binary(asked)
     target = file_to_write(asked, force)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from ckplan.arguments import check_kind, check_table, file_to_write, names_of, path_of
+from ckplan.arguments import check_flag, check_kind, check_table, file_to_write, names_of, path_of
 from ckplan.errors import EnvironmentUnavailableError, ModelError
 from ckplan.keys import FROZEN, OWN_GRADIENTS, STANDS_FOR
 from ckplan.model.files.saving import check_binary, save
@@ -75,6 +75,7 @@ def export(
             text do, or an argument is of another kind.
     """
     target = path_of("the file to write", path)
+    check_flag("`force`", force)
     check_binary(target)
     file_to_write(target, force)
     check_kind("the tuple of example arguments", args, (tuple, list), "give a tuple, such as (x,)")
