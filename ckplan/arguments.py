@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ckplan.display import one_line
-from ckplan.errors import UsageError
+from ckplan.errors import EnvironmentUnavailableError, UsageError
 
 LARGEST = (2 - 2.0**-23) * 2.0**127
 """The largest number of single precision: what is multiplied by more becomes infinite."""
@@ -156,6 +156,7 @@ def path_of(what: str, given: Any) -> Path:
         given: the path.
 
     Raises:
+        EnvironmentUnavailableError: nobody may look there.
         UsageError: it is of another kind, or no file system has such names.
     """
     check_kind(what, given, (str, os.PathLike), "give a path")
@@ -169,6 +170,10 @@ def path_of(what: str, given: Any) -> Path:
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise UsageError(f"{what} is {shown(str(path))}, a name that is too long", "give a shorter one") from None
+        if error.errno == errno.EACCES:
+            raise EnvironmentUnavailableError(
+                f"no permission to look for {path}", "check the permissions of the folders that it lies in"
+            ) from None
     return path
 
 

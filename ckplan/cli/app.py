@@ -32,6 +32,7 @@ _LONGEST = 400
 """Letters of another program's message that are told."""
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "; free some space, or set TMPDIR to another folder"),
+    errno.EACCES: "; check the permissions of it and of the folders that it lies in",
     errno.ENAMETOOLONG: "; give a shorter name",
     errno.EFBIG: "; let files be larger with `ulimit -f unlimited`",
     errno.EMFILE: "; let a process open more with `ulimit -n 65536`",
@@ -177,9 +178,7 @@ def exit_code_of(run: Callable[[], Any], settings: Settings) -> int:
         if settings.debug:
             tell_traceback()
         if isinstance(error, MemoryError | OSError):
-            message = str(error) if isinstance(error, OSError) else "out of memory"
-            if isinstance(error, OSError):
-                message += _REMEDIES.get(error.errno or 0, "")
+            message = _of_system(error) if isinstance(error, OSError) else "out of memory"
             kind = EnvironmentUnavailableError
             return fail(message, kind.exit_code, settings, kind.__name__)
         if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("ckplan"):
@@ -191,6 +190,13 @@ def exit_code_of(run: Callable[[], Any], settings: Settings) -> int:
             return fail(message, ModelError.exit_code, settings, ModelError.__name__)
         advice = "" if settings.debug else "; this is a bug; re-run with --debug and report what it shows"
         return fail(f"{type(error).__name__}: {str(error)[:_LONGEST]}{advice}", BUG, settings, "bug")
+
+
+def _of_system(error: OSError) -> str:
+    """What the system refused, of which file if it is one, and what to do."""
+    named = error.strerror and isinstance(error.filename, str)
+    message = f"{error.strerror}: {error.filename}" if named else str(error)
+    return message + _REMEDIES.get(error.errno or 0, "")
 
 
 def _blame(arguments: Sequence[str]) -> str:

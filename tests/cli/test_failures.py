@@ -46,12 +46,12 @@ def raising(error: BaseException) -> Callable[[], Any]:
         (
             OSError(28, "No space left on device", "out.onnx"),
             5,
-            "[Errno 28] No space left on device: 'out.onnx'; free some space, or set TMPDIR to another folder",
+            "No space left on device: out.onnx; free some space, or set TMPDIR to another folder",
         ),
         (
             OSError(errno.ENAMETOOLONG, "File name too long", "x.onnx"),
             5,
-            f"[Errno {errno.ENAMETOOLONG}] File name too long: 'x.onnx'; give a shorter name",
+            "File name too long: x.onnx; give a shorter name",
         ),
         (
             ModuleNotFoundError("No module named 'onnx_ir'", name="onnx_ir"),

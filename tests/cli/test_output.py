@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +16,7 @@ from ckplan.arguments import path_of
 from ckplan.cli import cli
 from ckplan.cli.output import check_output
 from ckplan.errors import EnvironmentUnavailableError, UsageError
+from tests.cli.conftest import write_model
 
 
 def test_a_new_file_in_a_directory_is_fine(tmp_path: Path) -> None:
@@ -106,3 +111,38 @@ def test_a_link_into_a_missing_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.onnx").symlink_to("nowhere/a.onnx")
     with pytest.raises(UsageError, match=r"directory .*nowhere does not exist; create it first"):
         check_output(tmp_path / "a.onnx", False)
+
+
+IS_ROOT = getattr(os, "getuid", lambda: 1)() == 0
+UNPRIVILEGED = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"] if IS_ROOT else ["env"]
+"""Root is refused nothing, but for what it has privileges for."""
+CAN = shutil.which(UNPRIVILEGED[0]) and not subprocess.run([*UNPRIVILEGED, "true"], capture_output=True).returncode
+
+
+@pytest.mark.skipif(not CAN, reason="a user who may read everything")
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "analyze {closed}/m.onnx",
+        "verify {model} {closed}/m.onnx",
+        "grad {model} -o {closed}/out.onnx",
+        "analyze {model} --html {closed}/page.html",
+        "rewrite {model} -o {open}/out.onnx --plan {closed}/plan.json",
+        "export-weights {closed}/run {model} -o {open}/out.onnx",
+        "demo {closed}/demo",
+    ],
+)
+def test_a_folder_that_nobody_may_look_into_is_told_of(tmp_path: Path, asked: str) -> None:
+    """Python's own message came out, with the number of the error and no remedy."""
+    model, closed = write_model(tmp_path / "model.onnx"), tmp_path / "closed"
+    closed.mkdir()
+    words = asked.format(model=model, closed=closed, open=tmp_path).split()
+    if IS_ROOT:
+        os.chown(closed, 65534, 65534)
+    closed.chmod(0o700 if IS_ROOT else 0)
+    command = [*UNPRIVILEGED, sys.executable, "-m", "ckplan", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    closed.chmod(0o755)
+    assert done.returncode == 5
+    said = r"ckplan: error: (no permission to look for|Permission denied:) \S+; check the permissions of .*folders.*\n"
+    assert re.fullmatch(said, done.stderr), done.stderr
