@@ -192,3 +192,53 @@ def test_rows_that_are_written_where_a_mask_chooses_as_many_are_looked_up(rows: 
         np.testing.assert_allclose(found[training.gradients["seen"]], 2 * seen * 2 / rows, rtol=1e-6)
         kept = 2 * x**2 * normal(0, 3) * ~mask[..., None]
         np.testing.assert_allclose(found[training.gradients["w"]], kept.sum((0, 1)), rtol=1e-5)
+
+
+_WRITE_BACK = """t = Unsqueeze(mask, minus_one) m = Expand(t, sizes) n2 = NonZero(m) i2 = Transpose<perm = [1, 0]>(n2)
+    f = Reshape(mask, minus_one) c = Cast<to = 7>(f) k = ReduceSum<keepdims = 1>(c) h = Concat<axis = 0>(k, three)
+    e = Expand(a, h) u = Reshape(e, minus_one) s = ScatterND(p, i2, u)"""
+_APART = """c0 = Slice(i, zero, one, one, one) v0 = Squeeze(c0, one)
+    c1 = Slice(i, one, two, one, one) v1 = Squeeze(c1, one)
+    k = Shape(v0) h = Concat<axis = 0>(k, three) w0 = Unsqueeze(v0, minus_one) w1 = Unsqueeze(v1, minus_one)
+    j = Concat<axis = -1>(w0, w1)"""
+MET = {
+    "added": f"{_PLACES} r = GatherND(p, i) a = Add(r, seen) {_WRITE_BACK}",
+    "changed, then multiplied": f"{_PLACES} g = GatherND(p, i) r = Neg(g) a = Mul(seen, r) {_WRITE_BACK}",
+    "written at columns of places": f"{_PLACES} {_APART} e = Expand(seen, h) s = ScatterND(p, j, e)",
+    "added twice": f"""{_PLACES} r = GatherND(p, i) b = Add(r, seen) {_WRITE_BACK.replace("(a, h)", "(b, h)")}
+        r2 = GatherND(s, i) a2 = Add(r2, seen) e2 = Expand(a2, h) u2 = Reshape(e2, minus_one)
+        s2 = ScatterND(s, i2, u2)""",
+}
+"""How rows of as many as a mask chooses meet what it chooses of p."""
+
+
+@pytest.mark.parametrize("form", MET)
+def test_rows_that_meet_what_a_mask_chooses_are_looked_up(form: str) -> None:
+    """As a Qwen3-VL adds features of images to tokens of a text in several layers."""
+    last = "s2" if form == "added twice" else "s"
+    arrays = {"minus_one": np.array([-1]), "sizes": np.array([2, 4, 3]), "three": np.array([3]), "w": normal(0, 3)}
+    arrays |= {"zero": np.array([0]), "one": np.array([1]), "two": np.array([2]), "seen": normal(2, 2, 3)}
+    text = '<ir_version: 10, opset_import: ["": 21]> g (float[2,4,3] x, bool[2,4] mask) => (float[2,4,3] y)'
+    model = parse(f"{text} {{ p = Mul(x, w) {MET[form]} y = Mul({last}, {last}) }}", arrays)
+    forward = normalise(ir.from_proto(model))
+    assert any("one for one, is looked up" in note for note in forward.notes)
+    training = build_training_graph(forward.model, loss="sum", wrt=["w", "seen"])
+    x, w, seen = normal(1, 2, 4, 3), arrays["w"], arrays["seen"]
+    for places in ([[0, 1], [2, 3]], [[0, 0], [0, 3]]):
+        mask = np.zeros((2, 4), bool)
+        mask[tuple(places)] = True
+        fed = {"x": x, "mask": mask}
+        (squares,) = run(forward.model, fed)
+        np.testing.assert_array_equal(squares, run(model, fed)[0])
+        chosen = (x * w)[mask]
+        value, by_seen, by_chosen = {
+            "added": (chosen + seen, 1, 1),
+            "changed, then multiplied": (-chosen * seen, -chosen, -seen),
+            "written at columns of places": (seen, 1, 0),
+            "added twice": (chosen + 2 * seen, 2, 1),
+        }[form]
+        found = dict(zip([one.name for one in training.model.graph.outputs], run(training.model, fed), strict=True))
+        np.testing.assert_allclose(found[training.gradients["seen"]], 2 * value * by_seen, rtol=1e-5)
+        slopes = 2 * x * w
+        slopes[mask] = 2 * value * by_chosen
+        np.testing.assert_allclose(found[training.gradients["w"]], (slopes * x).sum((0, 1)), rtol=1e-5)

@@ -80,6 +80,13 @@ class Rewriting:
         rest[axis] = shape[axis]
         return self.emit(before, "Reshape", whole, self.numbers(*rest))
 
+    def chosen_before(self, before: ir.Node, chosen: ir.Value) -> ir.Value:
+        """Emit how many elements of a mask [n] are chosen before each; one less, but no less than 0, for the others."""
+        numbers = self.emit(before, "Cast", chosen, to=int(ir.DataType.INT64))
+        numbers = self.emit(before, "CumSum", numbers, self.constant(np.asarray(0)))
+        numbers = self.emit(before, "Sub", numbers, self.numbers(1))
+        return self.emit(before, "Max", numbers, self.numbers(0))
+
 
 def mask_of(value: ir.Value | None) -> Mask:
     """Tell what a mask repeats."""

@@ -20,6 +20,7 @@ from ckplan.model.inference.infer import is_known, static_shape
 from ckplan.model.masks.chosen_rows import look_up_rows
 from ckplan.model.masks.left_out import work_on_all
 from ckplan.model.masks.mask_rewriting import Mask, Rewriting, mask_of
+from ckplan.model.masks.ordered_rows import spread_rows
 from ckplan.model.masks.ordered_writes import look_up_in_order
 from ckplan.model.node_reads import fixed_integers
 from ckplan.model.rewiring import put_in_place
@@ -41,6 +42,10 @@ def without_masks(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         return model, ()
     trial = model.clone()
     rewriting = Rewriting(trial.graph)
+    met = spread_rows(rewriting)
+    if met:
+        RemoveUnusedNodesPass()(trial)
+        sweep(trial)
     in_order, rows = look_up_in_order(rewriting), look_up_rows(rewriting)
     if in_order or rows:
         RemoveUnusedNodesPass()(trial)
@@ -61,6 +66,8 @@ def without_masks(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
             f"of what {rows} mask(s) choose a row of each sample is looked up: right where all have as many, and one "
             "at least, as in the model"
         )
+    if met:
+        notes.append(f"what meets what {met} mask(s) choose, one for one, is looked up for all elements")
     if in_order:
         notes.append(f"what {in_order} mask(s) write in order is looked up for all elements")
     if choosing:

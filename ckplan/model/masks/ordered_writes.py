@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.inference.infer import static_shape
@@ -51,7 +50,7 @@ def _mask_of_places(node: ir.Node) -> ir.Value | None:
 
 def _written(node: ir.Node) -> ir.Value | None:
     """What a ScatterND writes element by element, of a fixed size, or of its first ones; None of anything else."""
-    spread = _as_many(input_of(node, 2))
+    spread = as_many(input_of(node, 2))
     if spread is not None:
         return spread
     cut = made_by(input_of(node, 2), "Slice")
@@ -62,10 +61,10 @@ def _written(node: ir.Node) -> ir.Value | None:
     return source if sizes is not None and len(sizes) == 1 and 0 not in sizes else None
 
 
-def _as_many(written: ir.Value | None) -> ir.Value | None:
-    """The rows, or numbers, two at least, that an Expand makes as many of as a mask chooses: these, end to end.
+def as_many(written: ir.Value | None) -> ir.Value | None:
+    """The rows, or numbers, two at least, of which an Expand makes as many as a mask chooses: these, end to end or not.
 
-    One row would be repeated for all that is chosen.
+    One row would be repeated for all that is chosen. None of anything else.
     """
     flat = made_by(written, "Reshape")
     if flat is not None and fixed_integers(flat, 1) == [-1]:
@@ -94,10 +93,7 @@ def _look_up(rewriting: Rewriting, node: ir.Node, whole: ir.Value, source: ir.Va
         mask = Mask(whole)
     rows = [mask.size, mask.repeats]  # each as long as what one element of the root chooses
     chosen = rewriting.mask(node, mask.root, [mask.size], 0)
-    numbers = rewriting.emit(node, "Cast", chosen, to=int(ir.DataType.INT64))
-    numbers = rewriting.emit(node, "CumSum", numbers, rewriting.constant(np.asarray(0)))
-    numbers = rewriting.emit(node, "Sub", numbers, rewriting.numbers(1))
-    numbers = rewriting.emit(node, "Max", numbers, rewriting.numbers(0))
+    numbers = rewriting.chosen_before(node, chosen)
     elements = rewriting.emit(node, "Reshape", source, rewriting.numbers(-1, mask.repeats))
     written = rewriting.emit(node, "Gather", elements, numbers, axis=0)
     chosen = rewriting.emit(node, "Reshape", chosen, rewriting.numbers(mask.size, 1))

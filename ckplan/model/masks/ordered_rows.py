@@ -1,0 +1,131 @@
+"""Rows that meet what a mask chooses, one for one, are looked up for all elements.
+
+``x[mask] += rows`` adds the first row to the first element that the mask chooses, and so on: that is how a Qwen3-VL
+brings features of images to the tokens of a text in several of its layers. ``x[torch.where(mask)] = rows`` writes them
+there. Here each element of the mask finds the row that is meant for it by how many were chosen before, and what the
+mask chooses of that takes the place of the rows. If there are more elements than rows, the Gather fails, as the
+addition, or the ScatterND, would.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from ckplan.model.inference.infer import is_known, static_shape
+from ckplan.model.masks.mask_rewriting import Rewriting
+from ckplan.model.masks.ordered_writes import as_many
+from ckplan.model.node_reads import fixed_integers
+from ckplan.operators.matching import input_of, made_by
+from ckplan.operators.table import ELEMENTWISE
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """What a mask chooses of a tensor, [n, ...].
+
+    Attributes:
+        mask: the mask.
+        places: that it chooses, [n, axes].
+        rank: of what is chosen.
+    """
+
+    mask: ir.Value
+    places: ir.Value
+    rank: int
+
+
+def spread_rows(rewriting: Rewriting) -> int:
+    """Let rows that meet what a mask chooses be chosen by it, too, in place; shapes behind them are forgotten.
+
+    Returns:
+        How often there were such rows.
+    """
+    count = 0
+    chosen: dict[ir.Value, _Chosen] = {}
+    changed: set[ir.Value] = set()  # their shapes may be those of the rows, until they are written back
+    for node in list(rewriting.graph):
+        if node.op_type == "Concat" and not node.domain:
+            _join_columns(rewriting, node)
+        met = _chosen_by(node, chosen)
+        if met is not None and node.op_type != "ScatterND":
+            chosen.update(dict.fromkeys(node.outputs, met))
+        spread = 0
+        if met is not None and node.op_type != "GatherND":
+            spread = sum(_spread(rewriting, node, index, met) for index in range(len(node.inputs)))
+        count += spread
+        if node.op_type != "ScatterND" and (spread or not changed.isdisjoint(node.inputs)):
+            changed.update(node.outputs)
+            for output in node.outputs:
+                output.shape = None
+    return count
+
+
+def _chosen_by(node: ir.Node, chosen: dict[ir.Value, _Chosen]) -> _Chosen | None:
+    """What a node reads or writes at the places of a mask, or what such is computed of; None of other nodes."""
+    if node.domain:
+        return None
+    if node.op_type in ELEMENTWISE:
+        return next((chosen[value] for value in node.inputs if value in chosen), None)
+    if node.op_type not in ("GatherND", "ScatterND") or node.attributes.get_int("batch_dims", 0) != 0:
+        return None
+    places = input_of(node, 1)
+    turned = made_by(places, "Transpose")
+    found = None if turned is None else made_by(turned.inputs[0], "NonZero")
+    mask, data = None if found is None else found.inputs[0], node.inputs[0]
+    whole, sizes = (None if value is None else static_shape(value) for value in (mask, data))
+    if places is None or mask is None or is_known(places) or not whole or not sizes:
+        return None
+    return _Chosen(mask, places, 1 + len(sizes) - len(whole)) if sizes[: len(whole)] == whole else None
+
+
+def _spread(rewriting: Rewriting, node: ir.Node, index: int, met: _Chosen) -> bool:
+    """Spread what a node reads, if it is rows [n, ...], two at least, that meet what a mask chooses; whether it is."""
+    rows, whole = input_of(node, index), static_shape(met.mask) or ()
+    if node.op_type == "ScatterND":
+        rows = (as_many(rows) or rows) if index == 2 else None
+    sizes = None if rows is None else static_shape(rows)
+    if rows is None or rows.dtype is None or not sizes or len(sizes) != met.rank or sizes[0] <= 1:
+        return False
+    flat = rewriting.emit(node, "Reshape", met.mask, rewriting.numbers(math.prod(whole)))
+    spread = rewriting.emit(node, "Gather", rows, rewriting.chosen_before(node, flat), axis=0)
+    spread = rewriting.emit(node, "Reshape", spread, rewriting.numbers(*whole, *sizes[1:]))
+    spread.dtype, spread.shape = rows.dtype, ir.Shape([*whole, *sizes[1:]])
+    node.replace_input_with(index, rewriting.emit(node, "GatherND", spread, met.places))
+    return True
+
+
+def _join_columns(rewriting: Rewriting, node: ir.Node) -> None:
+    """Let what reads the columns of places, taken apart and put together again, read the places, and their number."""
+    columns = [_column(made_by(value, "Unsqueeze")) for value in node.inputs]
+    tables = {column.inputs[0] for column in columns if column is not None}
+    table = next(iter(tables), None)
+    turned = made_by(table, "Transpose")
+    found = None if turned is None else made_by(turned.inputs[0], "NonZero")
+    mask = None if found is None or found.inputs[0] is None else static_shape(found.inputs[0])
+    if table is None or len(tables) > 1 or mask is None or len(mask) != len(columns):
+        return
+    if [column and fixed_integers(column, 1) for column in columns] != [[place] for place in range(len(columns))]:
+        return
+    ir.convenience.replace_all_uses_with(node.outputs[0], table)
+    for column in filter(None, columns):
+        for squeezed in column.outputs[0].consumers():
+            for reader, _ in list(squeezed.outputs[0].uses()):
+                if reader.op_type == "Shape":
+                    number = rewriting.emit(reader, "Shape", table, start=0, end=1)
+                    ir.convenience.replace_all_uses_with(reader.outputs[0], number)
+
+
+def _column(unsqueezed: ir.Node | None) -> ir.Node | None:
+    """The Slice that cuts the column [n, 1] of a table which a Squeeze makes [n], and an Unsqueeze [n, 1] again."""
+    squeezed = None if unsqueezed is None else made_by(unsqueezed.inputs[0], "Squeeze")
+    cut = None if squeezed is None else made_by(squeezed.inputs[0], "Slice")
+    if unsqueezed is None or squeezed is None or cut is None:
+        return None
+    if any(fixed_integers(one, 1) not in ([1], [-1]) for one in (unsqueezed, squeezed)):
+        return None
+    start, end, axes, steps = (fixed_integers(cut, index) for index in (1, 2, 3, 4))
+    is_one = start is not None and end == [start[0] + 1] and steps in (None, [1])
+    return cut if is_one and axes in ([1], [-1]) else None
