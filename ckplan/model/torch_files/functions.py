@@ -87,13 +87,16 @@ ELEMENTWISE = (
 )
 
 
-def reductions(shape: tuple[int, ...], result: tuple[int, ...], opset: int) -> list[Function]:
+def reductions(
+    shape: tuple[int, ...], result: tuple[int, ...], opset: int, *, absolute: bool = False
+) -> list[Function]:
     """Euclidean norms and sums of squares that give a result of a certain shape.
 
     Args:
         shape: of the tensor.
         result: shape of the result, with one element along the axes that are gone, or without one such axis.
         opset: of the graph, for the form of the nodes.
+        absolute: whether sums of absolute values are among them.
     """
     keeps = len(shape) == len(result)
     found: list[Function] = []
@@ -103,14 +106,21 @@ def reductions(shape: tuple[int, ...], result: tuple[int, ...], opset: int) -> l
         else:
             operands, attributes = "xa", {"keepdims": int(keeps)}
         constants = {"a": np.array(axes, np.int64)}
-        sums = partial(_sum_of_squares, axes=axes, keeps=keeps)
-        for title, operator, values in (
-            ("norm", "ReduceL2", lambda x, sums=sums: np.sqrt(sums(x))),
-            ("sum", "ReduceSumSquare", sums),
-        ):
+        kinds = [("norm", "ReduceL2", _norm), ("sum", "ReduceSumSquare", _sum_of_squares)]
+        kinds += [("norm", "ReduceL1", _sum_of_absolutes)] if absolute else []
+        for title, operator, reduce in kinds:
+            values = partial(reduce, axes=axes, keeps=keeps)
             operation = Operation(operator, operands, attributes)
             found.append(Function(title, values, (operation,), _SUMMED_ULPS, constants, axes))
     return found
+
+
+def _norm(array: Array, axes: tuple[int, ...], keeps: bool) -> Array:
+    return np.sqrt(_sum_of_squares(array, axes, keeps))
+
+
+def _sum_of_absolutes(array: Array, axes: tuple[int, ...], keeps: bool) -> Array:
+    return np.asarray(abs(array).sum(axis=axes, keepdims=keeps))
 
 
 def _sum_of_squares(array: Array, axes: tuple[int, ...], keeps: bool) -> Array:

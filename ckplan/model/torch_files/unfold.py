@@ -57,6 +57,7 @@ from ckplan.model.torch_files.functions import (
 )
 from ckplan.model.torch_files.products import put_product
 from ckplan.model.torch_files.repeats import put_expand
+from ckplan.operators.matching import is_op
 
 _LISTED = 4
 """How many parameters of a tensor a note names."""
@@ -65,6 +66,8 @@ _NEAR = 1e-3
 _FEWEST = 4
 """How many numbers there are at least where nothing but the numbers tells what a tensor was computed of."""
 _MATRIX = 2
+_BEFORE_DIVISION = frozenset({"Clip", "Expand", "Identity", "Max"})
+"""What stands between lengths and what they divide."""
 _FACTOR = re.compile(r"(div|mul|neg)(_\d+)?")
 """How torch calls what multiplies by a number."""
 _SUM = re.compile(r"add(_\d+)?")
@@ -327,13 +330,17 @@ def _moved(array: Array, result: Array) -> Function | None:
 def _function_by_values(value: ir.Value, weight: ir.Value, opset: int) -> Function | None:
     """How a tensor was computed of a weight, where its values alone can tell: of many numbers that follow no formula.
 
-    Of one number there is but the other weight of a mean of two.
+    Of one number there is but the other weight of a mean of two. Of what divides the weight, a few tell that they are
+    the lengths of its rows, as in a classifier of three classes by cosines.
     """
     shape, result = static_shape(weight) or (), static_shape(value) or ()
     if weight.const_value is None or value.const_value is None:
         return None
-    if shape == result:
-        functions: Sequence[Function] = ELEMENTWISE
+    divides = _may_be_norm(shape, result) and is_unstructured(weight) and _divides(value, weight)
+    if divides:
+        functions: Sequence[Function] = reductions(shape, result, opset, absolute=True)
+    elif shape == result:
+        functions = ELEMENTWISE
         if _is_one(value):
             functions = ELEMENTWISE[:1] if _weigh_two(value, weight) else ()
     elif math.prod(shape) == math.prod(result):
@@ -348,7 +355,21 @@ def _function_by_values(value: ir.Value, weight: ir.Value, opset: int) -> Functi
         return None
     found = matching(array, made, functions)
     many = _is_much(weight) and _is_much(value)
-    return found[0] if len(found) == 1 and (many or _is_one(value)) else None
+    return found[0] if len(found) == 1 and (many or divides or _is_one(value)) else None
+
+
+def _divides(value: ir.Value, weight: ir.Value) -> bool:
+    """Whether a weight is divided by a tensor, perhaps one that is stretched or kept from zero."""
+    pending, seen = [value], {value}
+    while pending:
+        for use in pending.pop().uses():
+            if is_op(use.node, "Div") and use.idx == 1 and use.node.inputs[0] is weight:
+                return True
+            made = use.node.outputs[0] if is_op(use.node, _BEFORE_DIVISION) and use.idx == 0 else None
+            if made is not None and made not in seen:
+                seen.add(made)
+                pending.append(made)
+    return False
 
 
 def _is_much(value: ir.Value) -> bool:
