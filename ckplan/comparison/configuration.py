@@ -146,6 +146,8 @@ def _targets(path: Path, name: str, model: Mapping[str, Any], defaults: Mapping[
     targets = []
     for strategy in strategies if isinstance(strategies, list) else [strategies]:
         options = _options(where, asked if strategy is None else {**asked, "strategy": strategy})
+        if options.get("params"):
+            options["params"] = str(path.parent / options["params"])
         try:
             Settings.of(**options)
         except UsageError as error:

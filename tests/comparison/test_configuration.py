@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from ckplan.comparison import Limits, find_configuration, read_configuration
+from ckplan.comparison.settings import KEYS
 from ckplan.errors import ModelError, UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +56,21 @@ def test_models_with_their_settings_and_limits(tmp_path: Path) -> None:
     assert one.limits == Limits(max_regression=0.03, budget=3 * 2**19, warn_budget=0.4)
     assert two.options == {"dims": {"batch": 1}, "shapes": {"x": (1, 3, 8, 8)}, "inference": True}
     assert two.limits == Limits(max_regression=0.0, warn_regression=0.0)
+
+
+def test_a_list_of_parameters_lies_beside_the_configuration(tmp_path: Path) -> None:
+    """As models and the baseline do, wherever the command runs."""
+    (tmp_path / "names.txt").write_text("fc0.weight\n")
+    found = read_configuration(write(tmp_path, '[models.m]\npath = "m.onnx"\nparams = "names.txt"\n'))
+    assert found.targets[0].options["params"] == str(tmp_path / "names.txt")
+    elsewhere = read_configuration(write(tmp_path, f'[models.m]\npath = "m.onnx"\nparams = "{tmp_path}/n.txt"\n'))
+    assert elsewhere.targets[0].options["params"] == f"{tmp_path}/n.txt"
+
+
+def test_every_key_stands_in_the_documentation() -> None:
+    page = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+    table = page.split("| key | value |")[1].split("A key that is not known")[0]
+    assert [key for key in KEYS if f"`{key}`" not in table] == []
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
