@@ -153,8 +153,8 @@ class ControlEdges:
     def _nothing(self, after: ir.Value) -> ir.Value:
         """A vector without elements that is there once ``after`` is."""
         maker = after.producer()
-        # The shape of what is transposed may be taken before that.
-        moved = maker is not None and maker.op_type == "Transpose"
+        # The shape of what is transposed may be taken before that, and that of an optional tensor is its input's.
+        moved = maker is not None and maker.op_type in ("Transpose", "OptionalGetElement")
         if self._named and is_named(after) and not moved and not self._known.is_known(after):
             return self._emit("after", "Shape", [after], ir.DataType.INT64, (0,), start=0, end=0)
         return self._nothing_of_size(after)

@@ -234,9 +234,9 @@ def test_a_time_limit_holds_for_what_an_arena_is_cut_into(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(arena_forms, "fitting_pools", fitting)
     with pytest.raises(InfeasibleError, match=r"the least that was found in this time is .* allow more time"):
-        ckplan.rewrite(step, budget="20%", of="arena", seconds=0.6)
-    assert all(deadline - began <= 0.6 for began, deadline in given)
-    assert given[-1][1] - given[-1][0] == pytest.approx(0.6 / 6, abs=0.05)
+        ckplan.rewrite(step, budget="20%", of="arena", seconds=1.2)
+    assert all(deadline - began <= 1.2 for began, deadline in given)
+    assert given[-1][1] - given[-1][0] <= 1.2 / 6
 
 
 def test_what_onnxruntime_computes_of_constants_is_counted_beside_those_that_are_still_read() -> None:
