@@ -72,7 +72,7 @@ def within_footprint(step: Step, strategy: Strategy, goal: Goal) -> Planned:
     files: Files = {}
     goal = goal.begun
     if goal.seconds is not None:  # are for all plans together
-        goal = replace(goal, seconds=goal.seconds / _FILES)
+        goal = replace(goal, seconds=float(f"{goal.seconds / _FILES:.2g}"))  # plans and texts name it
     made = _best_packed(step, strategy, goal, limit, most, files)
     if made is None and goal.cheaper_than is not None:
         raise InfeasibleError("another form of the step keeps to the budget for less", "take that one")
