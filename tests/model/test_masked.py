@@ -8,6 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import build_training_graph
+from ckplan.errors import ModelError
 from ckplan.model.loading import normalise
 from tests.model.models import normal, operators, parse, run
 
@@ -242,3 +243,14 @@ def test_rows_that_meet_what_a_mask_chooses_are_looked_up(form: str) -> None:
         slopes = 2 * x * w
         slopes[mask] = 2 * value * by_chosen
         np.testing.assert_allclose(found[training.gradients["w"]], (slopes * x).sum((0, 1)), rtol=1e-5)
+
+
+def test_rows_are_not_taken_for_those_that_a_mask_chooses_where_nothing_is_written_back() -> None:
+    """Where one element is chosen, these are its distances from three others."""
+    model = masked(f"{_PLACES} r = GatherND(p, i) d = Sub(r, several) s = Mul(d, d) loss = ReduceSum<keepdims = 0>(s)")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(normal(4, 3), "several"))
+    one = np.zeros((4, 3), bool)
+    one[2, 1] = True
+    run(model, feeds(one))
+    with pytest.raises(ModelError, match="in a form in which data decide no sizes"):
+        normalise(ir.from_proto(model))

@@ -4,7 +4,7 @@
 brings features of images to the tokens of a text in several of its layers. ``x[torch.where(mask)] = rows`` writes them
 there. Here each element of the mask finds the row that is meant for it by how many were chosen before, and what the
 mask chooses of that takes the place of the rows. If there are more elements than rows, the Gather fails, as the
-addition, or the ScatterND, would.
+addition, or the ScatterND, would. That is done where the result is written back at the places of the mask.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ckplan.model.inference.infer import is_known, static_shape
-from ckplan.model.masks.mask_rewriting import Rewriting
+from ckplan.model.masks.mask_rewriting import Rewriting, mask_of
 from ckplan.model.masks.ordered_writes import as_many
 from ckplan.model.node_reads import fixed_integers
 from ckplan.operators.matching import input_of, made_by
@@ -53,7 +53,7 @@ def spread_rows(rewriting: Rewriting) -> int:
         if met is not None and node.op_type != "ScatterND":
             chosen.update(dict.fromkeys(node.outputs, met))
         spread = 0
-        if met is not None and node.op_type != "GatherND":
+        if met is not None and node.op_type != "GatherND" and _is_written(node, met):
             spread = sum(_spread(rewriting, node, index, met) for index in range(len(node.inputs)))
         count += spread
         if node.op_type != "ScatterND" and (spread or not changed.isdisjoint(node.inputs)):
@@ -79,6 +79,29 @@ def _chosen_by(node: ir.Node, chosen: dict[ir.Value, _Chosen]) -> _Chosen | None
     if places is None or mask is None or is_known(places) or not whole or not sizes:
         return None
     return _Chosen(mask, places, 1 + len(sizes) - len(whole)) if sizes[: len(whole)] == whole else None
+
+
+def _is_written(node: ir.Node, met: _Chosen) -> bool:
+    """Whether a node writes at the places of a mask, or what it makes is written there in the end.
+
+    So there are as many rows as places. Of what is not written, such as distances of a chosen row from several others,
+    one row might be chosen, and stretched.
+    """
+    root = mask_of(met.mask).root
+    pending, seen = [node], {node}
+    while pending:
+        one = pending.pop()
+        if one.op_type == "ScatterND":
+            turned = made_by(input_of(one, 1), "Transpose")
+            found = None if turned is None else made_by(turned.inputs[0], "NonZero")
+            if found is not None and mask_of(found.inputs[0]).root is root:
+                return True
+            continue
+        for user in (use.node for output in one.outputs for use in output.uses() if use.node.op_type != "Shape"):
+            if user not in seen:
+                seen.add(user)
+                pending.append(user)
+    return False
 
 
 def _spread(rewriting: Rewriting, node: ir.Node, index: int, met: _Chosen) -> bool:
