@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import onnx_ir as ir
 
-from ckplan.answers.patterns import patterns
+from ckplan.answers.blocks.patterns import patterns
 from ckplan.answers.tensor_names import named_tensor
 from ckplan.errors import UsageError
 from ckplan.model.costs import node_cost

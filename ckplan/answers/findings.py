@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckplan.answers.analysis import Analysis, Contents
-from ckplan.answers.patterns import patterns
+from ckplan.answers.blocks.patterns import patterns
 from ckplan.display import one_line
 from ckplan.operators.sessions import PACKAGES
 from ckplan.pipeline import Step

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckplan
-from ckplan.answers.patterns import Pattern, patterns, short_name
+from ckplan.answers.blocks.patterns import Pattern, patterns, short_name
 from ckplan.keys import PHASE
 from sample_models.densenet import densenet
 from sample_models.gpt import gpt

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckplan.answers.periods import further_places, is_repetition, longest_free, repetitions
+from ckplan.answers.blocks.periods import further_places, is_repetition, longest_free, repetitions
 
 LABELS = st.lists(st.integers(0, 3), min_size=1, max_size=24).map(lambda labels: np.array(labels, dtype=np.int32))
 
