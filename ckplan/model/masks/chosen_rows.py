@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ckplan.model.inference.infer import static_shape
-from ckplan.model.masks.mask_rewriting import Rewriting
+from ckplan.model.masks.mask_rewriting import Rewriting, chooser_of
 from ckplan.model.node_reads import fixed_integers
 from ckplan.model.rewiring import put_in_place
 from ckplan.operators.matching import input_of, made_by
@@ -50,11 +50,9 @@ def _mask_and_rows(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
         return None
     by_sample = made_by(node.inputs[0], "Reshape")
     taken = None if by_sample is None else made_by(by_sample.inputs[0], "GatherND")
-    turned = None if taken is None else made_by(input_of(taken, 1), "Transpose")
-    places = None if turned is None else made_by(turned.inputs[0], "NonZero")
-    if by_sample is None or taken is None or places is None or taken.attributes.get_int("batch_dims", 0) != 0:
+    if by_sample is None or taken is None or taken.attributes.get_int("batch_dims", 0) != 0:
         return None
-    mask, rows = places.inputs[0], taken.inputs[0]
+    mask, rows = chooser_of(input_of(taken, 1)), taken.inputs[0]
     sizes = None if mask is None else static_shape(mask)
     whole = None if rows is None else static_shape(rows)
     if mask is None or rows is None or not sizes or not whole or len(sizes) != _RANK_OF_MASK:

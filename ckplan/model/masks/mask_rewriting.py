@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from ckplan.model.constants import add_constant
 from ckplan.model.inference.infer import static_shape
+from ckplan.operators.matching import made_by
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,13 @@ class Rewriting:
         numbers = self.emit(before, "CumSum", numbers, self.constant(np.asarray(0)))
         numbers = self.emit(before, "Sub", numbers, self.numbers(1))
         return self.emit(before, "Max", numbers, self.numbers(0))
+
+
+def chooser_of(places: ir.Value | None) -> ir.Value | None:
+    """The mask whose chosen places a value lists, [n, axes], as exporters write them; None of anything else."""
+    turned = made_by(places, "Transpose")
+    found = None if turned is None else made_by(turned.inputs[0], "NonZero")
+    return None if found is None else found.inputs[0]
 
 
 def mask_of(value: ir.Value | None) -> Mask:

@@ -44,12 +44,10 @@ def without_masks(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     rewriting = Rewriting(trial.graph)
     met = spread_rows(rewriting)
     if met:
-        RemoveUnusedNodesPass()(trial)
-        sweep(trial)
+        _clean(trial)
     in_order, rows = look_up_in_order(rewriting), look_up_rows(rewriting)
     if in_order or rows:
-        RemoveUnusedNodesPass()(trial)
-        sweep(trial)
+        _clean(trial)
     choosing = list(_choosing(trial.graph))
     for node in choosing:
         understood = _compress if node.op_type == "Compress" else _choose
@@ -75,6 +73,12 @@ def without_masks(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
             f"of what {len(choosing)} mask(s) choose all elements are computed, and those that are not chosen left out"
         )
     return trial, tuple(notes)
+
+
+def _clean(trial: ir.Model) -> None:
+    """Let go of what is read no more, and infer the shapes of what has taken its place."""
+    RemoveUnusedNodesPass()(trial)
+    sweep(trial)
 
 
 def _choosing(graph: ir.Graph) -> Iterator[ir.Node]:

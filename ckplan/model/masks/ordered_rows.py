@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ckplan.model.inference.infer import is_known, static_shape
-from ckplan.model.masks.mask_rewriting import Rewriting, mask_of
+from ckplan.model.masks.mask_rewriting import Rewriting, chooser_of, mask_of
 from ckplan.model.masks.ordered_writes import as_many
 from ckplan.model.node_reads import fixed_integers
 from ckplan.operators.matching import input_of, made_by
@@ -53,7 +53,7 @@ def spread_rows(rewriting: Rewriting) -> int:
         if met is not None and node.op_type != "ScatterND":
             chosen.update(dict.fromkeys(node.outputs, met))
         spread = 0
-        if met is not None and node.op_type != "GatherND" and _is_written(node, met):
+        if met is not None and node.op_type != "GatherND":
             spread = sum(_spread(rewriting, node, index, met) for index in range(len(node.inputs)))
         count += spread
         if node.op_type != "ScatterND" and (spread or not changed.isdisjoint(node.inputs)):
@@ -71,10 +71,8 @@ def _chosen_by(node: ir.Node, chosen: dict[ir.Value, _Chosen]) -> _Chosen | None
         return next((chosen[value] for value in node.inputs if value in chosen), None)
     if node.op_type not in ("GatherND", "ScatterND") or node.attributes.get_int("batch_dims", 0) != 0:
         return None
-    places = input_of(node, 1)
-    turned = made_by(places, "Transpose")
-    found = None if turned is None else made_by(turned.inputs[0], "NonZero")
-    mask, data = None if found is None else found.inputs[0], node.inputs[0]
+    places, data = input_of(node, 1), node.inputs[0]
+    mask = chooser_of(places)
     whole, sizes = (None if value is None else static_shape(value) for value in (mask, data))
     if places is None or mask is None or is_known(places) or not whole or not sizes:
         return None
@@ -92,9 +90,8 @@ def _is_written(node: ir.Node, met: _Chosen) -> bool:
     while pending:
         one = pending.pop()
         if one.op_type == "ScatterND":
-            turned = made_by(input_of(one, 1), "Transpose")
-            found = None if turned is None else made_by(turned.inputs[0], "NonZero")
-            if found is not None and mask_of(found.inputs[0]).root is root:
+            mask = chooser_of(input_of(one, 1))
+            if mask is not None and mask_of(mask).root is root:
                 return True
             continue
         for user in (use.node for output in one.outputs for use in output.uses() if use.node.op_type != "Shape"):
@@ -105,12 +102,17 @@ def _is_written(node: ir.Node, met: _Chosen) -> bool:
 
 
 def _spread(rewriting: Rewriting, node: ir.Node, index: int, met: _Chosen) -> bool:
-    """Spread what a node reads, if it is rows [n, ...], two at least, that meet what a mask chooses; whether it is."""
+    """Spread what a node reads, if it is rows [n, ...], two at least, that meet what a mask chooses; whether it is.
+
+    Those whose result is not written back are none: see `_is_written`.
+    """
     rows, whole = input_of(node, index), static_shape(met.mask) or ()
     if node.op_type == "ScatterND":
         rows = (as_many(rows) or rows) if index == 2 else None
     sizes = None if rows is None else static_shape(rows)
     if rows is None or rows.dtype is None or not sizes or len(sizes) != met.rank or sizes[0] <= 1:
+        return False
+    if not _is_written(node, met):
         return False
     flat = rewriting.emit(node, "Reshape", met.mask, rewriting.numbers(math.prod(whole)))
     spread = rewriting.emit(node, "Gather", rows, rewriting.chosen_before(node, flat), axis=0)
@@ -125,10 +127,9 @@ def _join_columns(rewriting: Rewriting, node: ir.Node) -> None:
     columns = [_column(made_by(value, "Unsqueeze")) for value in node.inputs]
     tables = {column.inputs[0] for column in columns if column is not None}
     table = next(iter(tables), None)
-    turned = made_by(table, "Transpose")
-    found = None if turned is None else made_by(turned.inputs[0], "NonZero")
-    mask = None if found is None or found.inputs[0] is None else static_shape(found.inputs[0])
-    if table is None or len(tables) > 1 or mask is None or len(mask) != len(columns):
+    mask = chooser_of(table)
+    sizes = None if mask is None else static_shape(mask)
+    if table is None or len(tables) > 1 or sizes is None or len(sizes) != len(columns):
         return
     if [column and fixed_integers(column, 1) for column in columns] != [[place] for place in range(len(columns))]:
         return

@@ -15,7 +15,7 @@ import math
 import onnx_ir as ir
 
 from ckplan.model.inference.infer import static_shape
-from ckplan.model.masks.mask_rewriting import Mask, Rewriting, mask_of
+from ckplan.model.masks.mask_rewriting import Mask, Rewriting, chooser_of, mask_of
 from ckplan.model.node_reads import fixed_integers
 from ckplan.model.rewiring import put_in_place
 from ckplan.operators.matching import input_of, made_by
@@ -40,9 +40,7 @@ def _mask_of_places(node: ir.Node) -> ir.Value | None:
     """The mask in whose places a ScatterND writes single elements; None of other nodes."""
     if node.op_type != "ScatterND" or node.domain or node.attributes.get_string("reduction", "none") != "none":
         return None
-    turned = made_by(input_of(node, 1), "Transpose")
-    found = None if turned is None else made_by(turned.inputs[0], "NonZero")
-    mask, data = None if found is None else found.inputs[0], node.inputs[0]
+    mask, data = chooser_of(input_of(node, 1)), node.inputs[0]
     if mask is None or data is None or not static_shape(mask) or static_shape(mask) != static_shape(data):
         return None
     return mask

@@ -114,8 +114,8 @@ def best_pools(
         start: what nearly does: it is changed a little, or else its size is tried anew.
         deadline: `time.monotonic` after which what was found is taken.
     """
-    run = _run(asked, before, range(len(asked.steps)) if gates is None else gates, apart, slots, places=places)
-    run = replace(run, deadline=deadline)
+    gates = range(len(asked.steps)) if gates is None else gates
+    run = _run(asked, before, gates, apart, slots, places=places, deadline=deadline)
     units = max(_most_alive(made) for made, _ in run.variants)
     alive = max(-(-units // REGION), 2)
     rng = random.Random(seed)
@@ -277,7 +277,9 @@ def _laid_out(run: Run, regions: Sequence[int], state: State, held: Sequence[Hel
     return Layout(cells, run.first * UNIT, placeholders, run.slots)
 
 
-def _run(asked: Allocations, before: int, gates: Sequence[int], apart: int, slots: int, *, places: bool) -> Run:
+def _run(
+    asked: Allocations, before: int, gates: Sequence[int], apart: int, slots: int, *, places: bool, deadline: float
+) -> Run:
     size = [-(-bytes_ // UNIT) for bytes_ in asked.size]
     end = len(asked.steps)
     born, dies = [end] * len(size), [end] * len(size)
@@ -318,6 +320,7 @@ def _run(asked: Allocations, before: int, gates: Sequence[int], apart: int, slot
         slots=slots,
         gates=[step for step in later if step > before],
         stages=[stages for stages, _ in ways],
+        deadline=deadline,
     )
 
 
