@@ -63,6 +63,19 @@ def test_logarithms_of_softmax_beside_the_loss(read):
     check_gradient(model, wrt=["p0"])
 
 
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+def test_one_sample_without_an_axis_of_samples(reduction):
+    model = parse(
+        "g (double[3] x, int64 label) => (double loss) { z = MatMul(x, w) loss = SoftmaxCrossEntropyLoss"
+        f'<reduction="{reduction}", ignore_index=-100>(z, label) }}',
+        w=values(3, 5, seed=9),
+    )
+    feeds = {"x": values(3), "label": np.asarray(2)}
+    logits = feeds["x"] @ values(3, 5, seed=9)
+    loss = check_training_graph(build_training_graph(model), feeds)
+    np.testing.assert_allclose(loss, np.log(np.exp(logits).sum()) - logits[2])
+
+
 def test_32_bit_labels():
     check_gradient(node_model("SoftmaxCrossEntropyLoss", values(4, 5), np.asarray([0, 4, 2, 2], dtype=np.int32)))
 

@@ -199,16 +199,16 @@ def lower_losses(op: Builder) -> None:
             ignore = attr_int(node, "ignore_index", 0) if "ignore_index" in node.attributes else None
             reduction, classes = attr_str(node, "reduction", "mean"), input_of(node, 2)
             is_weighted = classes is not None and reduction == "mean"
-            is_checked = declare_classes(target, shape_of(scores)[1], ignore, is_weighted=is_weighted)
-            axis = 1
+            axis = min(1, len(shape_of(scores)) - 1)  # torch has losses of one sample without an axis of samples
+            is_checked = declare_classes(target, shape_of(scores)[axis], ignore, is_weighted=is_weighted)
             logarithms = node.outputs[1] if len(node.outputs) > 1 else None
             if logarithms is not None and (logarithms.uses() or logarithms.is_graph_output()):
-                scores = op.LogSoftmax(scores, axis=1)
+                scores = op.LogSoftmax(scores, axis=axis)
                 logarithms.replace_all_uses_with(scores, replace_graph_outputs=True)
                 scores.name = logarithms.name
                 emit: Callable[[Builder, ir.Value, Labels], ir.Value] = emit_likelihood
             else:
-                scores, axis = _before_transpose(scores)
+                scores, axis = _before_transpose(scores, axis)
                 emit = emit_cross_entropy if node.op_type == "SoftmaxCrossEntropyLoss" else emit_likelihood
             if classes is not None and classes.is_initializer():
                 mark_constant(classes, "weights of classes")  # trained only if asked for by name
@@ -219,10 +219,10 @@ def lower_losses(op: Builder) -> None:
         loss.name = node.outputs[0].name
 
 
-def _before_transpose(scores: ir.Value) -> tuple[ir.Value, int]:
-    """Scores with their classes along axis 1, or last where they only were brought there; and that axis."""
+def _before_transpose(scores: ir.Value, axis: int) -> tuple[ir.Value, int]:
+    """Scores with their classes along ``axis``, or last where they only were brought there; and that axis."""
     maker, last = scores.producer(), len(shape_of(scores)) - 1
     if not is_op(maker, "Transpose") or last < 2:
-        return scores, 1
+        return scores, axis
     perm = attr_ints(maker, "perm")
-    return (required_input(maker, 0), last) if perm == (0, last, *range(1, last)) else (scores, 1)
+    return (required_input(maker, 0), last) if perm == (0, last, *range(1, last)) else (scores, axis)
