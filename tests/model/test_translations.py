@@ -93,6 +93,27 @@ def test_a_cross_entropy_of_probabilities_is_one(tmp_path: Path, options: dict[s
     assert_like_torch(found, {name: p.grad.numpy() for name, p in module.named_parameters()})
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("probabilities", [False, True])
+def test_label_smoothing_is_in_the_type_of_the_scores(
+    tmp_path: Path, probabilities: bool, weighted: bool, dtype: str
+) -> None:
+    torch.manual_seed(0)
+    options = {"label_smoothing": 0.1, "weighted": weighted}
+    module = Expected(**options) if probabilities else Smoothed(False, **options)
+    module, kind = module.to(getattr(torch, dtype)), getattr(torch, dtype)
+    x = torch.randn(2, 3, 4, dtype=kind)
+    target = torch.randn(2, 3, 9, dtype=kind) if probabilities else torch.tensor([[1, 4, 2], [8, 0, 4]])
+    path = ckplan.export(module, (x, target), tmp_path / "net.onnx", input_names=["x", "target"])
+    training = ckplan.build_training_graph(ckplan.load(path).model)
+    if dtype == "float64":
+        module(x, target).backward()
+        found = gradients_by(training, {"x": x.numpy(), "target": target.numpy()})
+        for name, parameter in module.named_parameters():
+            np.testing.assert_allclose(found[name], parameter.grad.numpy(), rtol=0, atol=1e-14)
+
+
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"include_last_offset": True}])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_of_embeddings_have_gradients(tmp_path: Path, mode: str, options: dict[str, object]) -> None:

@@ -72,10 +72,11 @@ def _cross_entropy(
     if weight is None:
         own = op.Cast(op.Not(ignored), to=self.dtype)
     else:
-        own = op.Where(ignored, 0.0, op.Gather(weight, safe))
+        own = op.Where(ignored, _number(0, self), op.Gather(weight, safe))
         logarithms = op.Mul(logarithms, op.Reshape(weight, op.Constant(value_ints=[1, -1, *[1] * (rank - 2)])))
-    evenly = op.Where(ignored, 0.0, op.ReduceSum(logarithms, axis, keepdims=0))
-    losses = op.Add(op.Mul(op.Mul(picked, own), label_smoothing - 1.0), op.Mul(evenly, -label_smoothing / classes))
+    evenly = op.Where(ignored, _number(0, self), op.ReduceSum(logarithms, axis, keepdims=0))
+    of_labels = op.Mul(op.Mul(picked, own), _number(label_smoothing - 1, self))
+    losses = op.Add(of_labels, op.Mul(evenly, _number(-label_smoothing / classes, self)))
     if kind == "none":
         return losses
     total = op.ReduceSum(losses, keepdims=0)
@@ -93,8 +94,8 @@ def _cross_entropy_of_probabilities(self: Any, target: Any, weight: Any, kind: s
 
     expected = target
     if label_smoothing:
-        evenly = op.CastLike(label_smoothing / self.shape[1], target)
-        expected = op.Add(op.Mul(target, op.CastLike(1.0 - label_smoothing, target)), evenly)
+        evenly = _number(label_smoothing / self.shape[1], target)
+        expected = op.Add(op.Mul(target, _number(1 - label_smoothing, target)), evenly)
     products = op.Mul(op.LogSoftmax(self, axis=1), expected)
     if weight is not None:
         along = op.Constant(value_ints=[1, -1, *[1] * (len(self.shape) - 2)])
@@ -267,4 +268,13 @@ def _divided(average: Any, of: Any, kernel_size: Sequence[int], rank: int, divis
     op: Any = opset18
 
     size = math.prod(kernel_size) if len(kernel_size) == rank else kernel_size[0] ** rank
-    return op.Mul(average, op.CastLike(size / divisor, of))
+    return op.Mul(average, _number(size / divisor, of))
+
+
+def _number(value: float, like: Any) -> Any:
+    """A number in the type of a tensor: what stands in the code is a float32, which a Where of other types refuses."""
+    from onnxscript import opset18
+
+    op: Any = opset18
+
+    return op.Constant(value=ir.tensor(value, dtype=like.dtype))
