@@ -116,6 +116,16 @@ def test_what_is_not_known_is_noted() -> None:
         assert "'sin_3' of 'a.mix'; their gradients lack that part" in notes
 
 
+def test_a_penalty_that_was_computed_of_parameters_is_not_trained_by_itself() -> None:
+    """It would fall without end, and the loss with it, whatever the parameters are."""
+    penalty = mixed("mul_1", (PARAMETER**2).sum().reshape(()), PARAMETER)
+    step = ckplan.open_model(penalty, loss="mse")
+    assert set(step.training.gradients) == {"a.mix"}
+    assert any("'mul_1': a number of parameters that are trained themselves" in note for note in step.notes)
+    scale = mixed("sin_3", np.sin(PARAMETER[:1]), PARAMETER[:1])
+    assert set(ckplan.open_model(scale, loss="mse").training.gradients) == {"a.mix", "sin_3"}
+
+
 def test_zeros_that_were_made_of_a_shape_lack_nothing() -> None:
     """As the sum of an empty bag of embeddings, under whatever name; what is detached may be subtracted from itself."""
     zeros = np.zeros_like(PARAMETER)

@@ -109,6 +109,8 @@ def unfold(model: ir.Model) -> tuple[str, ...]:
             is_unstructured(value) or is_one_number(value) or not (_is_filled(value) or _is_of_sizes(value, parameters))
         ):
             lacking.append(f"'{value.name}' of {_listed(value, parameters)}")
+            if _is_total(value, parameters):
+                value.metadata_props[keys.FROZEN] = "a number of parameters that are trained themselves"
     of_each_other, apart = _of_each_other(graph, opset)
     again.extend((*of_each_other, *_of_named(graph, opset)))
     notes = []
@@ -245,6 +247,15 @@ def _is_of_sizes(value: ir.Value, parameters: list[ir.Value]) -> bool:
     """
     detached = any(name.startswith("detach") for name in folded_from(value))
     return not detached and not array_of(value).any() and all(map(is_unstructured, parameters))
+
+
+def _is_total(value: ir.Value, parameters: Sequence[ir.Value]) -> bool:
+    """Whether one number was computed of many, as a penalty on weights is.
+
+    Trained by itself it would go wherever the loss is lowest, without any of the parameters, and count in the norm that
+    gradients are clipped to.
+    """
+    return _is_one(value) and not all(map(_is_one, parameters))
 
 
 def _is_numbers(value: ir.Value) -> bool:
