@@ -246,3 +246,22 @@ def test_a_head_is_as_lean_whole_as_a_plain_one() -> None:
     training = build_training_graph(head("tied", "both"))
     makers = [node.op_type for node in training.model.graph for value in node.outputs if value.shape == (6, CLASSES)]
     assert sorted(makers) == ["LogSoftmax", "MatMul", "ScatterElements", "Softmax"]
+
+
+def test_a_row_of_which_nothing_is_left_has_a_normaliser_of_minus_infinity() -> None:
+    hidden = np.zeros((3, 40), bool)
+    hidden[1], hidden[2, :20] = True, True
+    model = parse(
+        "g (float[3] x) => (float loss) { column = Unsqueeze(x, last) scores = Mul(w, column)"
+        " z = Where(hidden, none, scores) normaliser = ReduceLogSumExp<keepdims=0>(z, last)"
+        " chances = Exp(normaliser) loss = ReduceSum<keepdims=0>(chances) }",
+        w=values(3, 40, seed=1).astype(np.float32),
+        hidden=hidden,
+        none=np.asarray(-np.inf, np.float32),
+        last=np.asarray([1]),
+    )
+    training = build_training_graph(model, wrt=["w"])
+    found = onnxruntime_run(training.model, {"x": np.ones(3, np.float32)})
+    chances = np.where(hidden, 0, np.exp(values(3, 40, seed=1)))
+    np.testing.assert_allclose(found["loss"], chances.sum(), rtol=1e-6)
+    np.testing.assert_allclose(found["w_grad"], chances, rtol=1e-5)

@@ -22,7 +22,7 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.idioms.presence import read_after
 from ckplan.autodiff.idioms.row_factors import Offsets, Rows
-from ckplan.autodiff.idioms.row_maxima import row_maxima
+from ckplan.autodiff.idioms.row_maxima import LEAST, row_maxima
 from ckplan.autodiff.losses.crossentropy import labels_of, reduce_losses
 from ckplan.autodiff.losses.soft_targets import SoftTarget
 from ckplan.autodiff.losses.softmax_readers import Number, Readers, readers_of
@@ -201,7 +201,7 @@ def numbers_of(
         largest = row_maxima(op, logits)
     logarithms = op.LogSoftmax(logits if largest is None else _after(op, logits, largest), axis=-1)
     values = [op.GatherElements(logarithms, indices, axis=1) for indices in wanted.indices]
-    normaliser = op.Sub(largest, row_maxima(op, logarithms)) if normalised else None
+    normaliser = _normaliser(op, largest, logarithms) if normalised and largest is not None else None
     for number in wanted.others:
         if number == "summed":
             weights = wanted.weights
@@ -211,6 +211,14 @@ def numbers_of(
         elif normaliser is not None:
             values.append(op.Mul(normaliser, normaliser) if number == "squared" else normaliser)
     return values, logarithms
+
+
+def _normaliser(op: Builder, largest: ir.Value, logarithms: ir.Value) -> ir.Value:
+    """The normaliser of each row [samples, 1]; minus infinity, as its operator has it, where all of a row is hidden."""
+    dtype = dtype_of(largest)
+    with np.errstate(over="ignore"):  # of half precision, where it is minus infinity
+        least = np.asarray(LEAST).astype(dtype)
+    return op.Where(op.Greater(largest, least), op.Sub(largest, row_maxima(op, logarithms)), np.asarray(-np.inf, dtype))
 
 
 def slopes_of(
