@@ -35,6 +35,21 @@ def test_sizes_of_the_file_that_do_not_fit(tmp_path: Path) -> None:
         load(path)
 
 
+@pytest.mark.parametrize(
+    ("operator", "inputs"),
+    [
+        ("GatherElements (x, i)", "int64 i"),
+        ("ScatterElements (x, i, u)", "int64 i, float u"),
+        ("ScatterElements (x, i, u)", "int64[1] i, float u"),
+    ],
+)
+def test_an_index_for_each_element_of_a_scalar(tmp_path: Path, operator: str, inputs: str) -> None:
+    text = f"g (float x, {inputs}) => (float y) {{ y = {operator} }}"
+    path = write(parse(f'<ir_version: 8, opset_import: ["" : 17]> {text}'), tmp_path)
+    with pytest.raises(ModelError, match=r"Elements '.*' does not fit its inputs of shapes .*; the exporter wrote it"):
+        load(path)
+
+
 def test_what_torch_would_leave_is_exported_by_ckplan(tmp_path: Path) -> None:
     text = "g (float[3, 4, 4] x, int64[1] axis) => (float[3, 4, 4] y) { y = Squeeze (x, axis) }"
     model = parse(f'<ir_version: 10, opset_import: ["" : 20]> {text}', {"axis": np.array([1])})

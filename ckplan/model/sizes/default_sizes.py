@@ -20,6 +20,8 @@ LENGTHS = (DEFAULT_LENGTH, 16, 512, 16000)
 """Lengths of everything else: sound needs more than text."""
 _TRIES = 7
 _RECURRENT = ("GRU", "LSTM", "RNN")
+_BY_ELEMENT = ("GatherElements", "ScatterElements")
+"""Operators that have an index for each element: of no scalars, and with as many axes as what they read or write."""
 
 
 class SizesError(ModelError):
@@ -71,6 +73,10 @@ def _fits(node: ir.Node) -> bool:
         return False
     if node.domain:
         return True
+    if node.op_type in _BY_ELEMENT:
+        read = [static_shape(value) for value in node.inputs if value is not None]
+        ranks = {len(shape) for shape in read if shape is not None}
+        return len(ranks) <= 1 and 0 not in ranks
     return _has_room(node) if node.op_type == "Conv" else node.op_type not in _RECURRENT or _of_one_batch(node)
 
 
