@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from ckplan.autodiff.assembly import name_nodes
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import inline_composites, refuse_own_domain
 from ckplan.autodiff.inline import inline_functions
+from ckplan.autodiff.losses.divisor import divisor_of
 from ckplan.autodiff.objective import add_objective
 from ckplan.autodiff.paths import prune
 from ckplan.autodiff.reading import attr_int, is_floating, shape_of
@@ -27,15 +28,18 @@ class LossGraph:
     """A model that computes a loss and nothing else.
 
     Attributes:
-        model: its outputs are the loss and, where there is one, the accuracy.
+        model: its outputs are the loss and, where there are such, the accuracy and what the loss is divided by.
         loss: name of the loss.
         accuracy: name of the share of samples whose label has the largest score; empty where the loss is no
             cross-entropy that was put behind the model.
+        divisor: name of what the loss, a mean, is divided by, where that differs between batches of one size: by it
+            their losses weigh. Empty elsewhere.
     """
 
     model: ir.Model
     loss: str
     accuracy: str
+    divisor: str
 
 
 def evaluation_graph(forward: ir.Model, loss: Sequence[str] = ()) -> ir.Model:
@@ -71,12 +75,13 @@ def evaluation_graph(forward: ir.Model, loss: Sequence[str] = ()) -> ir.Model:
     return model
 
 
-def loss_graph(forward: ir.Model, loss: Sequence[str] = ()) -> LossGraph:
-    """What `evaluation_graph` makes, with the accuracy in place of the model's own outputs.
+def loss_graph(forward: ir.Model, loss: Sequence[str] = (), trained: Iterable[str] = ()) -> LossGraph:
+    """What `evaluation_graph` makes, with the accuracy and a divisor in place of the model's own outputs.
 
     Args:
         forward: a model in normal form, loaded for inference.
         loss: as for :func:`ckplan.autodiff.build_training_graph`.
+        trained: names of the weights that a training changes.
 
     Raises:
         UsageError: a loss does not exist or cannot be used.
@@ -87,14 +92,19 @@ def loss_graph(forward: ir.Model, loss: Sequence[str] = ()) -> LossGraph:
     own = {str(value.name) for value in (*forward.graph.inputs, *forward.graph.outputs)}
     labels = [value for value in graph.inputs if value.name not in own and not is_floating(value)]
     scores = [value for value in graph.outputs if value.name in own and is_floating(value)]
-    outputs = [graph.outputs[0]]
+    total = graph.outputs[0]
+    accuracy: list[ir.Value] = []
     if len(labels) == 1 and len(loss) < 2:
         chosen = loss[0].partition(":")[2] if loss else ""
         named = [value for value in scores if value.name == chosen] or scores
-        outputs += _accuracy(Builder(graph, graph.opset_imports), named[0], labels[0])
-    prune(graph, outputs)
-    names = [str(value.name) for value in graph.outputs]
-    return LossGraph(model, names[0], names[1] if len(names) > 1 else "")
+        accuracy = _accuracy(Builder(graph, graph.opset_imports), named[0], labels[0])
+    weights = {graph.initializers[name] for name in trained if name in graph.initializers}
+    divisor = divisor_of(total, {value for value in graph.inputs if not value.is_initializer()}, weights)
+    if divisor is not None and divisor.producer() is None:  # fed as it is, and no output of a file
+        divisor = None
+    prune(graph, [total, *accuracy, *([] if divisor is None else [divisor])])
+    shown = accuracy[0].name if accuracy else None
+    return LossGraph(model, str(total.name), shown or "", "" if divisor is None else str(divisor.name))
 
 
 def _accuracy(op: Builder, scores: ir.Value, labels: ir.Value) -> list[ir.Value]:

@@ -35,8 +35,8 @@ class Score:
     """How good a model is on some data.
 
     Attributes:
-        loss: mean over the samples; where a loss ignores some labels, over those that count; where classes have
-            weights, the mean of the batches.
+        loss: mean over the samples; where a loss ignores some labels, over those that count, and where classes have
+            weights, by the weight of each label's. A loss that is a sum is averaged over the batches.
         accuracy: share of samples whose label has the largest score; None where the loss is no cross-entropy.
     """
 
@@ -74,14 +74,15 @@ class Evaluation:
         """Score the model with these weights."""
         losses: list[float] = []
         rights: list[float] = []
-        counts: list[int] = []
+        counts: list[float] = []
         for start, end, session in self._parts:
             for batch in batches(self._data, np.arange(start, end), session.size):
                 if count := self._counted(batch, session.size):
-                    loss, right = session.run(batch, values, self._step.inputs)
-                    losses.append(loss)
-                    rights.append(right)
-                    counts.append(count)
+                    loss, right, divisor = session.run(batch, values, self._step.inputs)
+                    if divisor != 0:
+                        losses.append(loss)
+                        rights.append(right)
+                        counts.append(count if divisor is None else divisor)
         if not counts:
             return Score(float("nan"), None)
         accuracy = None if np.isnan(rights).any() else float(np.average(rights, weights=counts))
@@ -108,7 +109,7 @@ class Evaluation:
             add_adapters(forward, self._step.lora)
         objective = listed_names(about, keys.OBJECTIVE)
         separate_statistics(forward.graph, self._step.updates)
-        graph = loss_graph(forward, objective)
+        graph = loss_graph(forward, objective, self._step.weights)
         weights = [name for name in self._step.weights if name in graph.model.graph.initializers]
         if len(weights) < len(self._step.weights):
             lacking = next(name for name in self._step.weights if name not in weights)
@@ -130,17 +131,22 @@ class _Session:
         for name in weights:
             graph.inputs.append(graph.initializers.pop(name))
         folder = in_one_folder(found.model)
-        self._outputs = [found.loss, *([found.accuracy] if found.accuracy else [])]
+        self._outputs = [name for name in (found.loss, found.accuracy, found.divisor) if name]
+        self._found = found
         self._inputs = {str(value.name) for value in graph.inputs}
         self._session: Any = session_of(ir.to_proto(found.model).SerializeToString(), folder)
 
-    def run(self, batch: Data, values: Mapping[str, Array], inputs: Mapping[str, Spec]) -> tuple[float, float]:
-        """Loss and accuracy of a batch; the accuracy is NaN where there is none."""
+    def run(
+        self, batch: Data, values: Mapping[str, Array], inputs: Mapping[str, Spec]
+    ) -> tuple[float, float, float | None]:
+        """Loss, accuracy and divisor of a batch; the accuracy is NaN and the divisor None where there is none."""
         fed = {name: np.asarray(array, order="C") for name, array in batch.items() if name in self._inputs}
         held = {**fed, **{name: values[name] for name in self._weights}}
         binding = bind(self._session, {name: ort_value(array) for name, array in held.items()}, {})
         for name in self._outputs:
             binding.bind_output(name)
         run_bound(self._session, binding, "an evaluation", batch, inputs)
-        loss, *accuracy = (float(value.numpy()) for value in binding.get_outputs())
-        return loss, accuracy[0] if accuracy else float("nan")
+        read = (float(value.numpy().reshape(())) for value in binding.get_outputs())
+        made = dict(zip(self._outputs, read, strict=True))
+        found = self._found
+        return made[found.loss], made.get(found.accuracy, float("nan")), made.get(found.divisor)

@@ -198,6 +198,36 @@ def test_the_loss_on_other_data_is_the_mean_over_the_labels_that_count(tmp_path:
     assert loss_of(slice(0, 12)) == pytest.approx((2 * parts[0] + parts[1]) / 3, rel=1e-6)
 
 
+MASKED = """<ir_version: 10, opset_import: ["" : 21]> g (float[batch, 3] x, int64[batch] labels) => (float[] loss)
+    <float[3, 3] w = {1, 0, 0, 0, 1, 0, 0, 0, 1}> {
+        penalty = Constant<value_float = 3.0>() one = Constant<value_ints = [1]>() ignored = Constant<value_int = 1>()
+        scores = MatMul(x, w) logs = LogSoftmax(scores) places = Unsqueeze(labels, one)
+        picked = GatherElements<axis = 1>(logs, places) losses = Squeeze(picked, one)
+        none = Equal(labels, ignored) some = Not(none) counted = CastLike(some, x) kept = Mul(losses, counted)
+        total = ReduceSum<keepdims = 0>(kept) count = ReduceSum<keepdims = 0>(counted)
+        mean = Div(total, count) lost = Neg(mean) loss = Add(lost, penalty)
+    }"""
+
+
+@pytest.mark.parametrize("text", [WEIGHTED.replace("REDUCTION", "mean"), MASKED])
+def test_the_loss_on_other_data_does_not_depend_on_their_batches(text: str, tmp_path: Path) -> None:
+    """What a mean is divided by differs between batches: weights of classes, or labels that are left out by hand."""
+    model = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(text), model)
+    given = {"x": np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32), "labels": np.arange(12) // 4}
+    given["labels"][:2] = 2, 0
+    scores = []
+    for batch in (3, 5, 12):  # in batches of 3, of which one has no label but 1, of 5 and 2, and all at once
+        step = tmp_path / f"step{batch}.onnx"
+        ckplan.save(ckplan.open_model(model, dims={"batch": batch}, wrt=["w"], optimizer="sgd").model, step)
+        trainer = ckplan.Trainer(step, {**given, "labels": given["labels"] * 0}, model=model, eval_data=given,
+                                 learning_rate=0.0)  # fmt: skip
+        score = trainer.train(1)[0].score
+        assert score is not None
+        scores.append(score.loss)
+    assert scores == pytest.approx([scores[-1]] * 3, rel=1e-6)
+
+
 def test_a_warm_up_that_does_not_end_has_a_note(tmp_path: Path) -> None:
     _, step = files(tmp_path, optimizer="sgd")
     trainer = ckplan.Trainer(step, data(3 * BATCH), schedule="linear:warmup=6")
