@@ -74,7 +74,7 @@ def separate_merged(graph: ir.Graph, operands: Mapping[str, Operand], present: d
         How many copies there are.
     """
     copies = 0
-    for name, place in _matches(graph, operands):
+    for name, place in _matches(graph, operands, present):
         value, operand = place.value, operands[name]
         if operand_of(value):
             if name not in present:
@@ -131,7 +131,9 @@ def _readers_of_computed(graph: ir.Graph, operands: Mapping[str, Operand]) -> di
     return readers
 
 
-def _matches(graph: ir.Graph, operands: Mapping[str, Operand]) -> list[tuple[str, _Place]]:
+def _matches(
+    graph: ir.Graph, operands: Mapping[str, Operand], present: Mapping[str, ir.Value]
+) -> list[tuple[str, _Place]]:
     """Which operands of the program are read in the place of others: each with where."""
     lines: dict[str, list[ir.Node]] = defaultdict(list)
     for node in graph:
@@ -139,7 +141,7 @@ def _matches(graph: ir.Graph, operands: Mapping[str, Operand]) -> list[tuple[str
             lines[line].append(node)
     found: list[tuple[str, _Place]] = []
     for line, nodes in lines.items():
-        named = [name for name in operands_of(line) if name in operands]
+        named = [name for name in operands_of(line) if name in operands and _may_be_merged(present.get(name))]
         strange: list[_Place] = []
         layers = sum(node.op_type in _RECURRENT for node in nodes)
         for place in _places(nodes):
@@ -163,6 +165,11 @@ def _matches(graph: ir.Graph, operands: Mapping[str, Operand]) -> list[tuple[str
                 found.extend(zip(named, strange, strict=True))
                 break
     return found
+
+
+def _may_be_merged(value: ir.Value | None) -> bool:
+    """Whether an operand may be missing where it is read: nodes read indices as they are, which places do not count."""
+    return value is None or value.dtype is None or value.dtype.is_floating_point()
 
 
 def _is_named(place: _Place, line: str, operands: Collection[str]) -> bool:
