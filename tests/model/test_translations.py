@@ -128,6 +128,42 @@ def test_bags_of_embeddings_have_gradients(tmp_path: Path, mode: str, options: d
     assert_like_torch(found, {"weight": bags.weight.grad.numpy()})
 
 
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_of_embeddings_run_as_they_were_exported(tmp_path: Path, mode: str) -> None:
+    bags = nn.EmbeddingBag(7, 4, mode=mode, padding_idx=2)
+    ids, offsets = torch.tensor([3, 1, 2, 2, 5, 3]), torch.tensor([0, 2, 2, 4, 6])
+    path = ckplan.export(bags, (ids, offsets), tmp_path / "net.onnx", input_names=["ids", "offsets"])
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"ids": ids.numpy(), "offsets": offsets.numpy()})
+    np.testing.assert_allclose(found, bags(ids, offsets).detach().numpy(), atol=1e-6)
+
+
+class WithFixedBags(nn.Module):
+    """Bags whose indices are buffers, with weights of samples or with a padding that is counted from the end."""
+
+    def __init__(self, padding: int | None) -> None:
+        super().__init__()
+        self.table, self.padding = nn.Parameter(torch.randn(7, 4)), padding
+        self.weights = nn.Parameter(torch.rand(5)) if padding is None else None
+        self.register_buffer("ids", torch.tensor([5, 1, 6, 5, 6]))
+        self.register_buffer("offsets", torch.tensor([0, 3]))
+
+    def forward(self, x):
+        options = {"mode": "sum", "per_sample_weights": self.weights, "padding_idx": self.padding}
+        return x * functional.embedding_bag(self.ids, self.table, self.offsets, **options)
+
+
+@pytest.mark.parametrize("padding", [None, -1, -2])
+def test_bags_of_indices_that_are_buffers(tmp_path: Path, padding: int | None) -> None:
+    torch.manual_seed(0)
+    module, x = WithFixedBags(padding), torch.randn(2, 4)
+    path = ckplan.export(module, (x,), tmp_path / "net.onnx", input_names=["x"])
+    training = ckplan.build_training_graph(ckplan.load(path).model, loss="sum-of-squares")
+    module(x).square().sum().backward()
+    expected = {name: parameter.grad.numpy() for name, parameter in module.named_parameters()}
+    assert_like_torch(gradients_by(training, {"x": x.numpy()}), expected)
+
+
 def test_samples_weigh_in_a_bag_of_embeddings(tmp_path: Path) -> None:
     torch.manual_seed(0)
     bags, ids, weights = nn.EmbeddingBag(7, 4, mode="sum"), torch.tensor([[3, 1], [2, 3]]), torch.rand(2, 2)

@@ -193,7 +193,8 @@ def _embedding_bag(
     places_of_rows = op.Expand(to, op.Shape(rows))
     counted = op.Expand(op.CastLike(1.0, weight), op.Shape(to))
     if padding_idx is not None:
-        counted = op.CastLike(op.Not(op.Equal(op.Unsqueeze(indices, second), padding_idx)), weight)
+        padding = padding_idx % weight.shape[0] if padding_idx < 0 else padding_idx
+        counted = op.CastLike(op.Not(op.Equal(op.Unsqueeze(indices, second), padding)), weight)
     sizes = op.Concat(op.Shape(begins), op.Shape(weight, start=1), axis=0)
     nothing = op.Expand(op.CastLike(0.0, weight), op.Concat(op.Shape(begins), second, axis=0))
     held = op.ScatterElements(nothing, to, counted, axis=0, reduction="add")
@@ -207,7 +208,9 @@ def _embedding_bag(
         empty = op.Expand(op.CastLike(0.0, weight), sizes)
         made = op.ScatterElements(empty, places_of_rows, rows, axis=0, reduction="add")
         made = op.Div(made, op.Max(held, op.CastLike(1.0, weight))) if _MODES[mode] == "mean" else made
-    return made, bag_of, held, bag_of
+    # Copies, as torch's exporter declares them to be what they are in torch, and onnxruntime believes what is declared.
+    counts = op.Cast(op.Squeeze(held, second), to=ir.DataType.INT64)
+    return made, op.Identity(bag_of), counts, op.Identity(bag_of)
 
 
 def _scatter_reduce(self: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True) -> Any:
