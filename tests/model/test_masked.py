@@ -206,6 +206,7 @@ MET = {
     "added": f"{_PLACES} r = GatherND(p, i) a = Add(r, seen) {_WRITE_BACK}",
     "changed, then multiplied": f"{_PLACES} g = GatherND(p, i) r = Neg(g) a = Mul(seen, r) {_WRITE_BACK}",
     "written at columns of places": f"{_PLACES} {_APART} e = Expand(seen, h) s = ScatterND(p, j, e)",
+    "written at columns of places, reshaped": f"{_PLACES} {_APART} e = Reshape(seen, h) s = ScatterND(p, j, e)",
     "added twice": f"""{_PLACES} r = GatherND(p, i) b = Add(r, seen) {_WRITE_BACK.replace("(a, h)", "(b, h)")}
         r2 = GatherND(s, i) a2 = Add(r2, seen) e2 = Expand(a2, h) u2 = Reshape(e2, minus_one)
         s2 = ScatterND(s, i2, u2)""",
@@ -236,6 +237,7 @@ def test_rows_that_meet_what_a_mask_chooses_are_looked_up(form: str) -> None:
             "added": (chosen + seen, 1, 1),
             "changed, then multiplied": (-chosen * seen, -chosen, -seen),
             "written at columns of places": (seen, 1, 0),
+            "written at columns of places, reshaped": (seen, 1, 0),
             "added twice": (chosen + 2 * seen, 2, 1),
         }[form]
         found = dict(zip([one.name for one in training.model.graph.outputs], run(training.model, fed), strict=True))

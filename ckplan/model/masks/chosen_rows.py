@@ -10,7 +10,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ckplan.model.inference.infer import static_shape
-from ckplan.model.masks.mask_rewriting import Rewriting, chooser_of
+from ckplan.model.masks.mask_rewriting import Rewriting
 from ckplan.model.node_reads import fixed_integers
 from ckplan.model.rewiring import put_in_place
 from ckplan.operators.matching import input_of, made_by
@@ -27,7 +27,7 @@ def look_up_rows(rewriting: Rewriting) -> int:
     """
     count = 0
     for node in list(rewriting.graph):
-        found = _mask_and_rows(node)
+        found = _mask_and_rows(rewriting, node)
         if found is None:
             continue
         mask, rows = found
@@ -41,7 +41,7 @@ def look_up_rows(rewriting: Rewriting) -> int:
     return count
 
 
-def _mask_and_rows(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
+def _mask_and_rows(rewriting: Rewriting, node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     """The mask [samples, places] of which a Gather takes the first or last row, and all rows; None of other nodes."""
     index = input_of(node, 1)
     if node.op_type != "Gather" or node.domain or node.attributes.get_int("axis", 0) != 1 or index is None:
@@ -52,7 +52,7 @@ def _mask_and_rows(node: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     taken = None if by_sample is None else made_by(by_sample.inputs[0], "GatherND")
     if by_sample is None or taken is None or taken.attributes.get_int("batch_dims", 0) != 0:
         return None
-    mask, rows = chooser_of(input_of(taken, 1)), taken.inputs[0]
+    mask, rows = rewriting.chooser_of(input_of(taken, 1)), taken.inputs[0]
     sizes = None if mask is None else static_shape(mask)
     whole = None if rows is None else static_shape(rows)
     if mask is None or rows is None or not sizes or not whole or len(sizes) != _RANK_OF_MASK:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,6 +43,7 @@ class Rewriting:
         places: where the chosen elements were, which nothing reads any more.
         told: sizes that were those of places, and are those of all elements.
         sized: nodes whose results are as large as what is chosen, since they are told so.
+        reordered: masks that stand for others whose places are in another order.
         emitted: number of new nodes.
     """
 
@@ -51,9 +53,12 @@ class Rewriting:
     places: set[ir.Value] = field(default_factory=set)
     told: list[ir.Value] = field(default_factory=list)
     sized: set[ir.Node] = field(default_factory=set)
+    reordered: set[ir.Value] = field(default_factory=set)
     emitted: int = 0
 
-    def emit(self, before: ir.Node, op_type: str, *inputs: ir.Value | None, **attributes: int) -> ir.Value:
+    def emit(
+        self, before: ir.Node, op_type: str, *inputs: ir.Value | None, **attributes: int | str | Sequence[int]
+    ) -> ir.Value:
         """Put a node before another one; return its result."""
         self.emitted += 1
         name = f"{before.name}/masked/{op_type}_{self.emitted}"
@@ -88,12 +93,14 @@ class Rewriting:
         numbers = self.emit(before, "Sub", numbers, self.numbers(1))
         return self.emit(before, "Max", numbers, self.numbers(0))
 
+    def chooser_of(self, places: ir.Value | None) -> ir.Value | None:
+        """The mask whose chosen places a value lists, [n, axes], as exporters write them and in the order of the file.
 
-def chooser_of(places: ir.Value | None) -> ir.Value | None:
-    """The mask whose chosen places a value lists, [n, axes], as exporters write them; None of anything else."""
-    turned = made_by(places, "Transpose")
-    found = None if turned is None else made_by(turned.inputs[0], "NonZero")
-    return None if found is None else found.inputs[0]
+        None of anything else.
+        """
+        turned = made_by(places, "Transpose")
+        found = None if turned is None else made_by(turned.inputs[0], "NonZero")
+        return None if found is None or found.inputs[0] in self.reordered else found.inputs[0]
 
 
 def mask_of(value: ir.Value | None) -> Mask:

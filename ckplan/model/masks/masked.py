@@ -22,7 +22,7 @@ from ckplan.model.masks.left_out import work_on_all
 from ckplan.model.masks.mask_rewriting import Mask, Rewriting, mask_of
 from ckplan.model.masks.ordered_rows import spread_rows
 from ckplan.model.masks.ordered_writes import look_up_in_order
-from ckplan.model.node_reads import fixed_integers
+from ckplan.model.masks.whole_places import read_at_whole_places
 from ckplan.model.rewiring import put_in_place
 
 _FILLING = 0.5
@@ -42,6 +42,8 @@ def without_masks(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
         return model, ()
     trial = model.clone()
     rewriting = Rewriting(trial.graph)
+    if read_at_whole_places(rewriting):
+        _clean(trial)
     met = spread_rows(rewriting)
     if met:
         _clean(trial)
@@ -104,60 +106,36 @@ def _choose(rewriting: Rewriting, node: ir.Node) -> bool:
     """Follow the places that a NonZero finds, to what is read and written there; whether all of that is understood."""
     assert node.inputs[0] is not None
     shape, mask = static_shape(node.inputs[0]) or (), mask_of(node.inputs[0])
-    left: list[tuple[ir.Value, bool, bool]] = [(node.outputs[0], False, True)]
-    while left:
-        places, in_rows, whole = left.pop()  # [axes, n], or [n, axes] in rows; or [n] of one axis
+    size = mask.size * mask.repeats
+    across = node.outputs[0]
+    turned = [user for user in across.consumers() if user.op_type == "Transpose" and user.graph is rewriting.graph]
+    for places, sizes in ((across, (len(shape), size)), *((user.outputs[0], (size, len(shape))) for user in turned)):
         if places.is_graph_output():
             return False
         rewriting.places.add(places)
         for reader, index in list(places.uses()):
             if reader.domain or reader.graph is not rewriting.graph:
                 return False
-            turned = _turned(reader, index, in_rows, whole, len(shape))
-            if turned is not None:
-                left.append((reader.outputs[0], *turned))
-            elif reader.op_type == "Shape":
-                size = mask.size * mask.repeats
-                sizes = (size,) if not whole else (size, len(shape)) if in_rows else (len(shape), size)
+            if reader.op_type == "Shape":
                 start, end = (reader.attributes.get_int(name, other) for name, other in (("start", 0), ("end", 2)))
                 told = rewriting.numbers(*sizes[start:end])
                 ir.convenience.replace_all_uses_with(reader.outputs[0], told)
                 rewriting.told.append(told)
-            elif not (in_rows or not whole) or not _at_places(rewriting, reader, index, whole, shape, mask):
+            elif reader not in turned and (places is across or not _at_places(rewriting, reader, index, shape, mask)):
                 return False
     return True
 
 
-def _turned(node: ir.Node, index: int, in_rows: bool, whole: bool, axes: int) -> tuple[bool, bool] | None:
-    """How places lie in the result of a node that only turns them; None if it does something else."""
-    if index != 0:
-        return None
-    if node.op_type == "Transpose" and whole and list(node.attributes.get_ints("perm") or (1, 0)) == [1, 0]:
-        return not in_rows, True
-    if node.op_type == "Squeeze" and whole and axes == 1 and len(fixed_integers(node, 1) or ()) == 1:
-        return False, False
-    if node.op_type == "Unsqueeze" and not whole:
-        return (True, True) if fixed_integers(node, 1) in ([1], [-1]) else None
-    if node.op_type == "Reshape" and axes == 1 and fixed_integers(node, 1) == [-1]:
-        return False, False
-    alone = node.op_type in ("Identity", "Max", "Min") and len(node.inputs) == 1
-    return (in_rows, whole) if alone or (node.op_type == "Expand" and not whole) else None
-
-
-def _at_places(
-    rewriting: Rewriting, node: ir.Node, index: int, whole: bool, shape: tuple[int, ...], mask: Mask
-) -> bool:
+def _at_places(rewriting: Rewriting, node: ir.Node, index: int, shape: tuple[int, ...], mask: Mask) -> bool:
     """Read, or write, all elements in the place of those at places; whether the node does either."""
     data = node.inputs[0]
     sizes = None if data is None else static_shape(data)
-    gathers = node.op_type == "GatherND" and whole and not node.attributes.get_int("batch_dims", 0)
-    gathers |= node.op_type == "Gather" and not whole and not node.attributes.get_int("axis", 0)
-    scatters = node.op_type == "ScatterND" and whole and node.attributes.get_string("reduction", "none") == "none"
     if index != 1 or data is None or data.dtype is None or sizes is None or sizes[: len(shape)] != shape:
         return False
-    if gathers:
+    if node.op_type == "GatherND" and not node.attributes.get_int("batch_dims", 0):
         return _read_all(rewriting, node, data, mask, len(shape))
-    if not scatters:
+    how = node.attributes.get_string("reduction", "none")
+    if node.op_type != "ScatterND" or how not in ("none", "add"):
         return False
     ones = (1 for _ in sizes[len(shape) :])
     full = rewriting.emit(node, "Reshape", node.inputs[2], rewriting.numbers(*sizes))
@@ -166,7 +144,11 @@ def _at_places(
     shaper = full.producer()
     assert shaper is not None
     rewriting.scattered[shaper] = mask.root
-    written = rewriting.emit(node, "Where", chosen, full, data)
+    if how == "add":
+        zero = rewriting.constant(np.asarray(0, data.dtype.numpy()))
+        written = rewriting.emit(node, "Add", data, rewriting.emit(node, "Where", chosen, full, zero))
+    else:
+        written = rewriting.emit(node, "Where", chosen, full, data)
     written.dtype, written.shape = data.dtype, data.shape  # another mask may write into it, or choose of it
     put_in_place(node, written)
     return True

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ckplan.model.inference.infer import is_known, static_shape
-from ckplan.model.masks.mask_rewriting import Rewriting, chooser_of, mask_of
+from ckplan.model.masks.mask_rewriting import Rewriting, mask_of
 from ckplan.model.masks.ordered_writes import as_many
-from ckplan.model.node_reads import fixed_integers
-from ckplan.operators.matching import input_of, made_by
+from ckplan.operators.matching import input_of
 from ckplan.operators.table import ELEMENTWISE
 
 
@@ -47,9 +46,7 @@ def spread_rows(rewriting: Rewriting) -> int:
     chosen: dict[ir.Value, _Chosen] = {}
     changed: set[ir.Value] = set()  # their shapes may be those of the rows, until they are written back
     for node in list(rewriting.graph):
-        if node.op_type == "Concat" and not node.domain:
-            _join_columns(rewriting, node)
-        met = _chosen_by(node, chosen)
+        met = _chosen_by(rewriting, node, chosen)
         if met is not None and node.op_type != "ScatterND":
             chosen.update(dict.fromkeys(node.outputs, met))
         spread = 0
@@ -63,7 +60,7 @@ def spread_rows(rewriting: Rewriting) -> int:
     return count
 
 
-def _chosen_by(node: ir.Node, chosen: dict[ir.Value, _Chosen]) -> _Chosen | None:
+def _chosen_by(rewriting: Rewriting, node: ir.Node, chosen: dict[ir.Value, _Chosen]) -> _Chosen | None:
     """What a node reads or writes at the places of a mask, or what such is computed of; None of other nodes."""
     if node.domain:
         return None
@@ -72,14 +69,14 @@ def _chosen_by(node: ir.Node, chosen: dict[ir.Value, _Chosen]) -> _Chosen | None
     if node.op_type not in ("GatherND", "ScatterND") or node.attributes.get_int("batch_dims", 0) != 0:
         return None
     places, data = input_of(node, 1), node.inputs[0]
-    mask = chooser_of(places)
+    mask = rewriting.chooser_of(places)
     whole, sizes = (None if value is None else static_shape(value) for value in (mask, data))
     if places is None or mask is None or is_known(places) or not whole or not sizes:
         return None
     return _Chosen(mask, places, 1 + len(sizes) - len(whole)) if sizes[: len(whole)] == whole else None
 
 
-def _is_written(node: ir.Node, met: _Chosen) -> bool:
+def _is_written(rewriting: Rewriting, node: ir.Node, met: _Chosen) -> bool:
     """Whether a node writes at the places of a mask, or what it makes is written there in the end.
 
     So there are as many rows as places. Of what is not written, such as distances of a chosen row from several others,
@@ -90,7 +87,7 @@ def _is_written(node: ir.Node, met: _Chosen) -> bool:
     while pending:
         one = pending.pop()
         if one.op_type == "ScatterND":
-            mask = chooser_of(input_of(one, 1))
+            mask = rewriting.chooser_of(input_of(one, 1))
             if mask is not None and mask_of(mask).root is root:
                 return True
             continue
@@ -112,7 +109,7 @@ def _spread(rewriting: Rewriting, node: ir.Node, index: int, met: _Chosen) -> bo
     sizes = None if rows is None else static_shape(rows)
     if rows is None or rows.dtype is None or not sizes or len(sizes) != met.rank or sizes[0] <= 1:
         return False
-    if not _is_written(node, met):
+    if not _is_written(rewriting, node, met):
         return False
     flat = rewriting.emit(node, "Reshape", met.mask, rewriting.numbers(math.prod(whole)))
     spread = rewriting.emit(node, "Gather", rows, rewriting.chosen_before(node, flat), axis=0)
@@ -120,36 +117,3 @@ def _spread(rewriting: Rewriting, node: ir.Node, index: int, met: _Chosen) -> bo
     spread.dtype, spread.shape = rows.dtype, ir.Shape([*whole, *sizes[1:]])
     node.replace_input_with(index, rewriting.emit(node, "GatherND", spread, met.places))
     return True
-
-
-def _join_columns(rewriting: Rewriting, node: ir.Node) -> None:
-    """Let what reads the columns of places, taken apart and put together again, read the places, and their number."""
-    columns = [_column(made_by(value, "Unsqueeze")) for value in node.inputs]
-    tables = {column.inputs[0] for column in columns if column is not None}
-    table = next(iter(tables), None)
-    mask = chooser_of(table)
-    sizes = None if mask is None else static_shape(mask)
-    if table is None or len(tables) > 1 or sizes is None or len(sizes) != len(columns):
-        return
-    if [column and fixed_integers(column, 1) for column in columns] != [[place] for place in range(len(columns))]:
-        return
-    ir.convenience.replace_all_uses_with(node.outputs[0], table)
-    for column in filter(None, columns):
-        for squeezed in column.outputs[0].consumers():
-            for reader, _ in list(squeezed.outputs[0].uses()):
-                if reader.op_type == "Shape":
-                    number = rewriting.emit(reader, "Shape", table, start=0, end=1)
-                    ir.convenience.replace_all_uses_with(reader.outputs[0], number)
-
-
-def _column(unsqueezed: ir.Node | None) -> ir.Node | None:
-    """The Slice that cuts the column [n, 1] of a table which a Squeeze makes [n], and an Unsqueeze [n, 1] again."""
-    squeezed = None if unsqueezed is None else made_by(unsqueezed.inputs[0], "Squeeze")
-    cut = None if squeezed is None else made_by(squeezed.inputs[0], "Slice")
-    if unsqueezed is None or squeezed is None or cut is None:
-        return None
-    if any(fixed_integers(one, 1) not in ([1], [-1]) for one in (unsqueezed, squeezed)):
-        return None
-    start, end, axes, steps = (fixed_integers(cut, index) for index in (1, 2, 3, 4))
-    is_one = start is not None and end == [start[0] + 1] and steps in (None, [1])
-    return cut if is_one and axes in ([1], [-1]) else None

@@ -15,7 +15,7 @@ import math
 import onnx_ir as ir
 
 from ckplan.model.inference.infer import static_shape
-from ckplan.model.masks.mask_rewriting import Mask, Rewriting, chooser_of, mask_of
+from ckplan.model.masks.mask_rewriting import Mask, Rewriting, mask_of
 from ckplan.model.node_reads import fixed_integers
 from ckplan.model.rewiring import put_in_place
 from ckplan.operators.matching import input_of, made_by
@@ -29,18 +29,18 @@ def look_up_in_order(rewriting: Rewriting) -> int:
     """
     count = 0
     for node in list(rewriting.graph):
-        mask, source = _mask_of_places(node), _written(node)
+        mask, source = _mask_of_places(rewriting, node), _written(node)
         if mask is not None and source is not None:
             _look_up(rewriting, node, mask, source)
             count += 1
     return count
 
 
-def _mask_of_places(node: ir.Node) -> ir.Value | None:
+def _mask_of_places(rewriting: Rewriting, node: ir.Node) -> ir.Value | None:
     """The mask in whose places a ScatterND writes single elements; None of other nodes."""
     if node.op_type != "ScatterND" or node.domain or node.attributes.get_string("reduction", "none") != "none":
         return None
-    mask, data = chooser_of(input_of(node, 1)), node.inputs[0]
+    mask, data = rewriting.chooser_of(input_of(node, 1)), node.inputs[0]
     if mask is None or data is None or not static_shape(mask) or static_shape(mask) != static_shape(data):
         return None
     return mask
@@ -60,14 +60,14 @@ def _written(node: ir.Node) -> ir.Value | None:
 
 
 def as_many(written: ir.Value | None) -> ir.Value | None:
-    """The rows, or numbers, two at least, of which an Expand makes as many as a mask chooses: these, end to end or not.
+    """The rows, or numbers, two at least, of which a node makes as many as a mask chooses: these, end to end or not.
 
-    One row would be repeated for all that is chosen. None of anything else.
+    An Expand would repeat one row for all that is chosen; the old exporter has a Reshape. None of anything else.
     """
     flat = made_by(written, "Reshape")
     if flat is not None and fixed_integers(flat, 1) == [-1]:
         written = flat.inputs[0]
-    spread = made_by(written, "Expand")
+    spread = made_by(written, ("Expand", "Reshape"))
     source = None if spread is None else spread.inputs[0]
     sizes = None if source is None else static_shape(source)
     if spread is None or not sizes or sizes[0] <= 1:
