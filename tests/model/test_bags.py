@@ -85,6 +85,57 @@ def test_bags_are_written_without_a_loop(reduction: str, offsets: list[int]) -> 
     np.testing.assert_allclose(found["table_grad"], expected(reduction, offsets), rtol=1e-5, atol=1e-6)
 
 
+WEIGHED = """parts = Slice(shares, BEGIN, end, zero)
+        column = Unsqueeze(parts, one)
+        whole = Gather<axis = 0>(table, picked)
+        rows = Mul(whole, column)"""
+
+
+def weighed_bags(begin: str) -> onnx.ModelProto:
+    """A weight for each index, as torch's `per_sample_weights`."""
+    model, text = bags("ReduceSum"), TEXT.replace("REDUCE", "ReduceSum").replace(", SPARE", "")
+    text = text.replace("rows = Gather<axis = 0>(table, picked)", WEIGHED.replace("BEGIN", begin))
+    written = onnx.parser.parse_model(text)
+    written.graph.initializer.extend(model.graph.initializer)
+    shares = np.linspace(0.5, 2, 8, dtype=np.float32)
+    written.graph.initializer.append(onnx.numpy_helper.from_array(shares, "shares"))
+    return written
+
+
+def test_each_index_of_a_bag_may_have_a_weight() -> None:
+    model, offsets = weighed_bags("begin"), [0, 3, 4]
+    loaded = normalise(ir.from_proto(model)).model
+    assert "Loop" not in {node.op_type for node in loaded.graph}
+    training = build_training_graph(loaded, loss="loss", wrt=["table", "shares"])
+    found = run(ir.to_proto(training.model), offsets)
+    assert float(found["loss"]) == pytest.approx(float(run(model, offsets)["loss"]), rel=1e-5)
+    by_row = np.repeat(WEIGHT, [3, 1, 4], axis=0)
+    by_table = np.zeros_like(TABLE)
+    np.add.at(by_table, INDICES, by_row * np.linspace(0.5, 2, 8)[:, None])
+    np.testing.assert_allclose(found["table_grad"], by_table, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["shares_grad"], (TABLE[INDICES] * by_row).sum(1), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_other_indices_stay_in_the_loop() -> None:
+    loaded = normalise(ir.from_proto(weighed_bags("zero"))).model
+    assert {"Loop", "Scan"} & {node.op_type for node in loaded.graph}
+
+
+@pytest.mark.parametrize(("ends", "is_written"), [([3, 4, 8], True), ([3, 5, 8], False)])
+def test_bounds_that_the_file_fixes(ends: list[int], is_written: bool) -> None:
+    model = bags("ReduceSum")
+    for node in [node for node in model.graph.node if node.output[0] in ("bounds", "ends")]:
+        model.graph.node.remove(node)
+    for name, numbers in (("bounds", [0, 3, 4, 8]), ("ends", ends)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(numbers), name))
+    loaded = normalise(ir.from_proto(model)).model
+    assert {"Loop", "Scan"}.isdisjoint(node.op_type for node in loaded.graph) == is_written
+    if is_written:
+        training = build_training_graph(loaded, loss="loss", wrt=["table"])
+        found = run(ir.to_proto(training.model), [0, 3, 4])["table_grad"]
+        np.testing.assert_allclose(found, expected("ReduceSum", [0, 3, 4]), rtol=1e-5, atol=1e-6)
+
+
 def test_a_loop_over_other_slices_stays() -> None:
     """A bag that ends where it begins, not where the next one does, is none of these."""
     loaded = normalise(ir.from_proto(bags("ReduceSum", ends="bounds"))).model

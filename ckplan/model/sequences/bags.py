@@ -55,6 +55,7 @@ class _Found:
         indices: (n,), those of all bags, one bag behind the other.
         bounds: (bags + 1,) or more: where each bag begins, and where the last one ends.
         count: number of bags.
+        weights: (n,), what each row is multiplied by; None if that is one.
     """
 
     reduction: str
@@ -62,6 +63,22 @@ class _Found:
     indices: ir.Value
     bounds: ir.Value
     count: int
+    weights: ir.Value | None = None
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """What a step of a Loop reads of a vector: elements from one number of another vector to one of a third.
+
+    Attributes:
+        source: the vector.
+        begins: where the elements of each step begin.
+        ends: where they end.
+    """
+
+    source: ir.Value
+    begins: ir.Value
+    ends: ir.Value
 
 
 def write_bags(node: ir.Node, visit: Callable[[ir.Node], None], constant: Constant) -> bool:
@@ -84,6 +101,8 @@ def write_bags(node: ir.Node, visit: Callable[[ir.Node], None], constant: Consta
         return False
     emitter = Emitter(node, visit, constant)
     rows = emitter.Gather(found.table, found.indices, axis=0)
+    if found.weights is not None:
+        rows = emitter.Mul(rows, emitter.reshape(found.weights, [*emitter.shape(found.weights), 1]))
     result = emit_bags(emitter, Bags(found.reduction, rows, found.bounds, found.count))
     put_in_place(node, result)
     return True
@@ -95,21 +114,49 @@ def _read(node: ir.Node, constant: Constant) -> _Found | None:
     count, reduce = _trips(node, body, constant), body.outputs[1].producer()
     if not count or reduce is None or not _drops_rows(reduce, constant):
         return None
-    gather = _maker(reduce.inputs[0], "Gather")
-    cut = _maker(gather.inputs[1], "Slice") if gather is not None and _along_rows(gather) else None
-    if gather is None or cut is None or not _of_step_one(cut.inputs[3:], constant):
+    multiply = _maker(reduce.inputs[0], "Mul")
+    read = [reduce.inputs[0]] if multiply is None else list(multiply.inputs)
+    gather = next((maker for value in read if (maker := _maker(value, "Gather")) is not None), None)
+    cut = _cut_of(gather.inputs[1], body, constant) if gather is not None and _along_rows(gather) else None
+    if gather is None or cut is None:
         return None
-    table, indices = gather.inputs[0], cut.inputs[0]
-    begin, end = (_row_of(value, body.inputs[0]) for value in cut.inputs[1:3])
-    inside = {output for inner in body for output in inner.outputs} | set(body.inputs)
-    if table is None or indices is None or begin is None or end is None or {table, indices, begin, end} & inside:
+    table, inside = gather.inputs[0], {output for inner in body for output in inner.outputs} | set(body.inputs)
+    weights = None
+    if multiply is not None:
+        (column,) = (value for value in read if value is not gather.outputs[0])
+        weights = _weights(column, cut, body, constant)
+    if table is None or (multiply is not None and weights is None):
         return None
-    of_table, of_indices, of_begin = (static_shape(value) for value in (table, indices, begin))
+    if {table, cut.source, cut.begins, cut.ends, weights} & inside:
+        return None
+    of_table, of_indices, of_begin = (static_shape(value) for value in (table, cut.source, cut.begins))
     if of_table is None or of_indices is None or of_begin is None or len(of_indices) != 1 or len(of_begin) != 1:
         return None
-    if of_begin[0] <= count or not _is_next(begin, end, constant):
+    if weights is not None and (len(of_table) != 2 or static_shape(weights) != of_indices):
         return None
-    return _Found(reduce.op_type, table, indices, begin, count)
+    if of_begin[0] <= count or not _is_next(cut.begins, cut.ends, count, constant):
+        return None
+    return _Found(reduce.op_type, table, cut.source, cut.begins, count, weights)
+
+
+def _cut_of(value: ir.Value | None, body: ir.Graph, constant: Constant) -> _Cut | None:
+    """Tell which elements of a vector a value is; None if it is something else."""
+    cut = _maker(value, "Slice")
+    if cut is None or not _of_step_one(cut.inputs[3:], constant):
+        return None
+    begins, ends = (_row_of(bound, body.inputs[0]) for bound in cut.inputs[1:3])
+    source = cut.inputs[0]
+    return None if source is None or begins is None or ends is None else _Cut(source, begins, ends)
+
+
+def _weights(column: ir.Value | None, rows: _Cut, body: ir.Graph, constant: Constant) -> ir.Value | None:
+    """The vector that has a weight for each row, of which a step reads the same elements as of the indices of rows."""
+    unsqueeze = _maker(column, "Unsqueeze")
+    axes = constant(unsqueeze.inputs[1]) if unsqueeze is not None else None
+    cut = _cut_of(unsqueeze.inputs[0], body, constant) if unsqueeze is not None else None
+    if cut is None or axes is None or axes.tolist() not in ([1], [-1]):
+        return None
+    return cut.source if (cut.begins, cut.ends) == (rows.begins, rows.ends) else None
 
 
 def _trips(node: ir.Node, body: ir.Graph, constant: Constant) -> int:
@@ -155,8 +202,11 @@ def _row_of(value: ir.Value | None, clock: ir.Value) -> ir.Value | None:
     return gather.inputs[0]
 
 
-def _is_next(begin: ir.Value, end: ir.Value, constant: Constant) -> bool:
+def _is_next(begin: ir.Value, end: ir.Value, count: int, constant: Constant) -> bool:
     """Say whether a vector is another one from its second element on, so that each bag ends where the next begins."""
+    begins, ends = constant(begin), constant(end)
+    if begins is not None and ends is not None:
+        return np.array_equal(begins[1 : count + 1], ends[:count])
     cut = _maker(end, "Slice")
     if cut is None or cut.inputs[0] is not begin:
         return False
