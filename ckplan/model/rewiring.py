@@ -20,18 +20,19 @@ def put_in_place(node: ir.Node, result: ir.Value) -> None:
     result.name = name
 
 
-def put_behind(node: ir.Node, behind: ir.Node, title: str) -> None:
+def put_behind(node: ir.Node, behind: ir.Node, title: str, index: int = 0) -> None:
     """Let what one more node makes of a node's result be read in its place, under its name.
 
     Args:
         node: with one output, which is called by its name and ``title`` from now on.
-        behind: in no graph; reads that output first.
+        behind: in no graph; reads that output.
         title: what the output is.
+        index: which of its inputs the output is.
     """
     output, made, graph = node.outputs[0], behind.outputs[0], node.graph
     assert graph is not None
     name = output.name
     ir.convenience.replace_all_uses_with(output, made, replace_graph_outputs=True)
-    behind.replace_input_with(0, output)
+    behind.replace_input_with(index, output)
     output.name, made.name = f"{name}/{title}", name
     graph.insert_after(node, behind)

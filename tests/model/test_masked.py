@@ -59,21 +59,38 @@ ACCEPTED = {
         i2 = Transpose<perm = [1, 0]>(n2) r = GatherND(y, i2) s = Mul(r, r) loss = ReduceMean<keepdims = 0>(s)""",
     "changed": f"""{_PLACES} r = GatherND(p, i) d = Mul(r, r) o = Shape(i) c = Gather(o, zero) e = Reshape(d, all)
         u = Slice(e, zero, c, zero) y = ScatterND(p, i, u) s = Mul(y, y) loss = ReduceSum<keepdims = 0>(s)""",
-}
-REFUSED = {
     "divided by their number": f"""{_PLACES} r = GatherND(p, i) s = ReduceSum<keepdims = 0>(r) o = Shape<end = 1>(i)
         c = Cast<to = 1>(o) q = Div(s, c) loss = Squeeze(q)""",
     "divided by the size of what is chosen": f"""{_PLACES} r = GatherND(p, i) s = ReduceSum<keepdims = 0>(r) o = Size(r)
         c = Cast<to = 1>(o) loss = Div(s, c)""",
+    "running sums": f"""{_PLACES} r = GatherND(p, i) c = CumSum(r, first) s = Mul(c, c)
+        loss = ReduceSum<keepdims = 0>(s)""",
+    "a softmax across": f"""{_ROWS} r = GatherND(p, i) c = Softmax<axis = 0>(r) s = Mul(c, c)
+        loss = ReduceSum<keepdims = 0>(s)""",
+    "times the number of features, less one": f"""{_ROWS} r = GatherND(p, i) d = ReduceSumSquare<keepdims = 0>(r)
+        o = Shape(r) a = ReduceProd<keepdims = 0>(o) b = Add(a, one) c = Cast<to = 1>(b) q = Div(d, c)
+        loss = Squeeze(q)""",
+    "a variance": f"""{_ROWS} r = GatherND(p, i) a = ReduceMean<keepdims = 1>(r, zero) d = Sub(r, a) s = Mul(d, d)
+        b = ReduceMean<keepdims = 0>(s, zero) o = Shape(r) e = Gather(o, zero) c = ReduceProd<keepdims = 0>(e)
+        f = Cast<to = 1>(c) g = Mul(b, f) h = Add(f, a0) v1 = Div(g, h) loss = ReduceSum<keepdims = 0>(v1)""",
+    "running sums, flat": f"""{_ROWS} r = GatherND(p, i) e = Reshape(r, all) c = CumSum(e, first) s = Mul(c, c)
+        loss = ReduceSum<keepdims = 0>(s)""",
+    "logarithms of a softmax across": f"""{_ROWS} r = GatherND(p, i) c = LogSoftmax<axis = 0>(r) s = Mul(c, r)
+        loss = ReduceSum<keepdims = 0>(s)""",
+    "logarithm of a sum of exponentials": f"""{_PLACES} r = GatherND(p, i) loss = ReduceLogSumExp<keepdims = 0>(r)""",
+    "a product": f"{_PLACES} r = GatherND(p, i) loss = ReduceProd<keepdims = 0>(r)",
+    "logarithm of a sum": f"{_PLACES} g = GatherND(p, i) r = Abs(g) loss = ReduceLogSum<keepdims = 0>(r)",
+    "features with features": f"""{_ROWS} r = GatherND(p, i) t = Transpose(r) c = MatMul(t, r) s = Mul(c, c)
+        loss = ReduceSum<keepdims = 0>(s)""",
+    "features with features, by Gemm": f"""{_ROWS} r = GatherND(p, i) u = Tanh(r) c = Gemm<transA = 1>(r, u)
+        s = Mul(c, c) loss = ReduceSum<keepdims = 0>(s)""",
+}
+REFUSED = {
     "times as many ones": f"""{_PLACES} r = GatherND(p, i) s = ReduceSum<keepdims = 0>(r) o = Shape(r)
         c = ConstantOfShape<value = float[1] {{1}}>(o) d = ReduceSum<keepdims = 0>(c) loss = Mul(s, d)""",
     "their mean, as often": f"""{_PLACES} r = GatherND(p, i) s = ReduceMean<keepdims = 0>(r) o = Shape(r)
         e = Expand(s, o) loss = ReduceSum<keepdims = 0>(e)""",
-    "running sums": f"""{_PLACES} r = GatherND(p, i) c = CumSum(r, first) s = Mul(c, c)
-        loss = ReduceSum<keepdims = 0>(s)""",
     "all but the first": f"{_PLACES} r = GatherND(p, i) c = Slice(r, one, all, zero) loss = ReduceSum<keepdims = 0>(c)",
-    "a softmax across": f"""{_ROWS} r = GatherND(p, i) c = Softmax<axis = 0>(r) s = Mul(c, c)
-        loss = ReduceSum<keepdims = 0>(s)""",
     "products of all with all": f"""{_ROWS} r = GatherND(p, i) t = Transpose(r) c = MatMul(r, t)
         loss = ReduceSum<keepdims = 0>(c)""",
     "features cut to their number": f"""{_ROWS} r = GatherND(p, i) t = Transpose(r) o = Shape(r) c = Gather(o, zero)
@@ -142,12 +159,24 @@ def test_what_their_number_or_order_decides_is_left_alone(form: str) -> None:
     assert not any("left out" in note for note in forward.notes)
 
 
-def test_of_nothing_a_sum_has_no_gradient_and_a_mean_is_no_number() -> None:
-    for form, expected in (("sum", 0.0), ("mean", np.nan)):
-        training = build_training_graph(normalise(ir.from_proto(masked(ACCEPTED[form]))).model, loss="loss", wrt=["w"])
-        names = [value.name for value in training.model.graph.outputs]
-        found = dict(zip(names, run(training.model, feeds(np.zeros((4, 3), bool))), strict=True))
-        np.testing.assert_array_equal(found[training.loss], np.float32(expected))
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("sum", 0.0),
+        ("mean", np.nan),
+        ("a product", 1.0),
+        ("a softmax across", 0.0),
+        ("features with features", 0.0),
+        ("running sums", 0.0),
+    ],
+)
+def test_of_nothing_a_sum_has_no_gradient_and_a_mean_is_no_number(form: str, expected: float) -> None:
+    training = build_training_graph(normalise(ir.from_proto(masked(ACCEPTED[form]))).model, loss="loss", wrt=["w"])
+    names = [value.name for value in training.model.graph.outputs]
+    found = dict(zip(names, run(training.model, feeds(np.zeros((4, 3), bool))), strict=True))
+    np.testing.assert_array_equal(found[training.loss], np.float32(expected))
+    if form != "mean":
+        np.testing.assert_array_equal(found[training.gradients["w"]], 0)
 
 
 @pytest.mark.parametrize("last", [True, False])

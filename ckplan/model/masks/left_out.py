@@ -17,11 +17,16 @@ from ckplan.model.traits import LOSS_OPERATORS
 _LABEL = -100
 """The label that a loss ignores if it ignores none yet."""
 _NEUTRAL = {
-    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceMean", "ReduceSum", "ReduceSumSquare"), 0.0),
-    "ReduceMax": -np.inf,
+    **dict.fromkeys(("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceMean", "ReduceSum", "ReduceSumSquare"), 0.0),
+    **dict.fromkeys(("ReduceLogSumExp", "ReduceMax"), -np.inf),
     "ReduceMin": np.inf,
+    "ReduceProd": 1.0,
 }
 """Reductions, and what adds nothing to them."""
+_MATRIX = 2
+"""Axes of a matrix."""
+_ACROSS = ("CumSum", "LogSoftmax", "Softmax")
+"""Operators that tell something of each element of an axis by all of them."""
 
 
 def work_on_all(rewriting: Rewriting) -> bool:
@@ -48,6 +53,8 @@ def work_on_all(rewriting: Rewriting) -> bool:
             if not _is_sized_by_count(rewriting, node, along.axis, root):
                 return False
             axes.update((output, (root, along.axis)) for output in node.outputs if output.name)
+        elif (across := _leave_out_across(rewriting, node, root, places)) is not None:
+            axes[across] = (root, places[0] or 0)
         elif not _leave_out(rewriting, node, root, places):
             return False
     return all(node.graph is rewriting.graph for node in rewriting.sized) and all(map(_is_inside, axes))
@@ -100,8 +107,44 @@ def _is_uniform(value: ir.Value | None) -> bool:
     return array.size > 0 and bool((array == array.reshape(-1)[0]).all())
 
 
+def _leave_out_across(rewriting: Rewriting, node: ir.Node, root: ir.Value, places: list[int | None]) -> ir.Value | None:
+    """Let what is told of each chosen element by all of them leave out the others; the result, None of other nodes."""
+    data, output = node.inputs[0], node.outputs[0]
+    if node.op_type not in _ACROSS or node.domain or data is None or data.dtype is None or places[0] is None:
+        return None
+    shape, named = static_shape(data) or (), fixed_integers(node, 1) or [node.attributes.get_int("axis", -1)]
+    if places[1:] not in ([], [None]) or named[0] % len(shape) != places[0] or not data.dtype.is_floating_point():
+        return None
+    number = 0.0 if node.op_type == "CumSum" else data.dtype.min
+    mask = rewriting.mask(node, root, list(shape), places[0])
+    neutral = rewriting.constant(np.asarray(number, data.dtype.numpy()))
+    node.replace_input_with(0, rewriting.emit(node, "Where", mask, data, neutral))
+    filled = ir.node("Where", [mask, output, rewriting.filling(data.dtype)], name=f"{node.name}/masked/filled")
+    filled.outputs[0].type, filled.outputs[0].shape = output.type, output.shape
+    put_behind(node, filled, "of_all", index=1)
+    return filled.outputs[0]
+
+
+def _contract(rewriting: Rewriting, node: ir.Node, root: ir.Value, places: list[int | None]) -> bool:
+    """Let a product that sums over chosen elements of both sides leave out the others; whether the node is one."""
+    left, right = node.inputs[:2]
+    shapes = [(static_shape(value) if value is not None else None) or () for value in (left, right)]
+    if left is None or left.dtype is None or any(len(shape) < _MATRIX for shape in shapes):
+        return False
+    turned = [node.attributes.get_int(name, 0) for name in ("transA", "transB")]
+    summed = [len(shapes[0]) - 1 - turned[0], len(shapes[1]) - _MATRIX + turned[1]]
+    if places[:2] != summed or any(place is not None for place in places[2:]):
+        return False
+    mask = rewriting.mask(node, root, list(shapes[0]), summed[0])
+    zero = rewriting.constant(np.asarray(0, left.dtype.numpy()))
+    node.replace_input_with(0, rewriting.emit(node, "Where", mask, left, zero))
+    return True
+
+
 def _leave_out(rewriting: Rewriting, node: ir.Node, root: ir.Value, places: list[int | None]) -> bool:
-    """Let a reduction, or a loss, leave out what is not chosen; whether the node is one."""
+    """Let a reduction, a product or a loss leave out what is not chosen; whether the node is one."""
+    if node.op_type in ("Gemm", "MatMul") and not node.domain:
+        return _contract(rewriting, node, root, places)
     data = node.inputs[0]
     shape = None if data is None else static_shape(data)
     if node.domain or data is None or data.dtype is None or shape is None or places[0] is None:

@@ -13,6 +13,9 @@ from ckplan.model.constants import add_constant
 from ckplan.model.inference.infer import static_shape
 from ckplan.operators.matching import made_by
 
+_FILLING = 0.5
+"""What stands in the place of what is not chosen: logarithms, roots and quotients of it, and slopes, are numbers."""
+
 
 @dataclass(frozen=True)
 class Mask:
@@ -43,6 +46,7 @@ class Rewriting:
         places: where the chosen elements were, which nothing reads any more.
         told: sizes that were those of places, and are those of all elements.
         sized: nodes whose results are as large as what is chosen, since they are told so.
+        counting: nodes that reckon how many elements are chosen, of sizes of all.
         reordered: masks that stand for others whose places are in another order.
         emitted: number of new nodes.
     """
@@ -53,6 +57,7 @@ class Rewriting:
     places: set[ir.Value] = field(default_factory=set)
     told: list[ir.Value] = field(default_factory=list)
     sized: set[ir.Node] = field(default_factory=set)
+    counting: set[ir.Node] = field(default_factory=set)
     reordered: set[ir.Value] = field(default_factory=set)
     emitted: int = 0
 
@@ -67,9 +72,22 @@ class Rewriting:
         self.graph.insert_before(before, node)
         return node.outputs[0]
 
+    def emit_like(self, before: ir.Node, node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Value:
+        """Put a node like another one, which reads other values, before a node; return its result."""
+        self.emitted += 1
+        name = f"{before.name}/masked/{node.op_type}_{self.emitted}"
+        like = ir.node(node.op_type, inputs, node.attributes, name=name)
+        like.outputs[0].name = name
+        self.graph.insert_before(before, like)
+        return like.outputs[0]
+
     def constant(self, array: np.ndarray) -> ir.Value:
         """Return an initializer of the program."""
         return add_constant(self.graph, "masked", array, "what a mask does not choose")
+
+    def filling(self, kind: ir.DataType) -> ir.Value:
+        """Return what stands in the place of what is not chosen."""
+        return self.constant(np.asarray(_FILLING if kind.is_floating_point() else 0, kind.numpy()))
 
     def numbers(self, *numbers: int) -> ir.Value:
         """Return an initializer of whole numbers [n]."""

@@ -18,15 +18,13 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from ckplan.model.inference.fold import sweep
 from ckplan.model.inference.infer import is_known, static_shape
 from ckplan.model.masks.chosen_rows import look_up_rows
+from ckplan.model.masks.counted import reckon_with_counts
 from ckplan.model.masks.left_out import work_on_all
 from ckplan.model.masks.mask_rewriting import Mask, Rewriting, mask_of
 from ckplan.model.masks.ordered_rows import spread_rows
 from ckplan.model.masks.ordered_writes import look_up_in_order
 from ckplan.model.masks.whole_places import read_at_whole_places
 from ckplan.model.rewiring import put_in_place
-
-_FILLING = 0.5
-"""What stands in the place of what is not chosen: logarithms, roots and quotients of it, and slopes, are numbers."""
 
 
 def without_masks(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
@@ -50,6 +48,8 @@ def without_masks(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     in_order, rows = look_up_in_order(rewriting), look_up_rows(rewriting)
     if in_order or rows:
         _clean(trial)
+    reckon_with_counts(rewriting)
+    _clean(trial)
     choosing = list(_choosing(trial.graph))
     for node in choosing:
         understood = _compress if node.op_type == "Compress" else _choose
@@ -159,9 +159,8 @@ def _read_all(rewriting: Rewriting, node: ir.Node, data: ir.Value, mask: Mask, a
     assert data.dtype is not None
     shape = [mask.size * mask.repeats, *(static_shape(data) or ())[axes:]]
     rows = rewriting.emit(node, "Reshape", data, rewriting.numbers(*shape))
-    number = _FILLING if data.dtype.is_floating_point() else 0
-    other = rewriting.constant(np.asarray(number, data.dtype.numpy()))
-    result = rewriting.emit(node, "Where", rewriting.mask(node, mask.root, shape, 0), rows, other)
+    filling = rewriting.filling(data.dtype)
+    result = rewriting.emit(node, "Where", rewriting.mask(node, mask.root, shape, 0), rows, filling)
     rewriting.chosen[result] = mask.root
     put_in_place(node, result)
     return True
@@ -216,7 +215,7 @@ def _sizes_are_sizes(rewriting: Rewriting) -> bool:
     filled: set[ir.Value] = set()
     for node in rewriting.graph:
         read = [value for value in node.inputs if value is not None]
-        if not rewriting.places.isdisjoint(node.outputs):
+        if node in rewriting.counting or not rewriting.places.isdisjoint(node.outputs):
             continue
         if node.op_type in ("Shape", "Size") and not region.isdisjoint(read):
             sizes.update(node.outputs)
