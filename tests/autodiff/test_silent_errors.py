@@ -85,13 +85,16 @@ def test_cross_entropy_over_pixels(op_type, reduction):
 
 
 DATA_SIZED = {
-    "chosen rows": """n = NonZero(mask) i = Transpose(n) r = GatherND(p, i) c = Shape(r) d = Cast<to = 1>(c)
-        s = ReduceSum<keepdims = 0>(r) j = Squeeze(d) loss = Div(s, j)""",
-    "their number": """n = NonZero(mask) k = Shape<start = 1>(n) j = Squeeze(k) d = Cast<to = 1>(j)
-        s = ReduceSum<keepdims = 0>(p) loss = Div(s, d)""",
+    "chosen rows": """n = NonZero(mask) i = Transpose(n) r = GatherND(p, i) c = Shape(r)
+        o = ConstantOfShape<value = float[1] {1}>(c) d = ReduceSum<keepdims = 0>(o) s = ReduceSum<keepdims = 0>(r)
+        loss = Div(s, d)""",
+    "their number": """n = NonZero(mask) k = Shape<start = 1>(n) j = Squeeze(k) a = Constant<value_int = 0>()
+        b = Constant<value_int = 1>() g = Range(a, j, b) d = Cast<to = 1>(g) e = ReduceSum<keepdims = 0>(d)
+        s = ReduceSum<keepdims = 0>(p) loss = Div(s, e)""",
     "places written over": """n = NonZero(mask) i = Transpose(n) m = Cast<to = 7>(mask) k = ReduceSum(m)
         z = ReduceMax(x) u = Expand(z, k) v = Pow(u, u) y = ScatterND(p, i, v) loss = ReduceSum<keepdims = 0>(y)""",
-    "compressed": "r = Compress<axis = 0>(p, mask) s = ReduceProd<keepdims = 0>(r) loss = Neg(s)",
+    "compressed": """r = Compress<axis = 0>(p, mask) k = Constant<value_ints = [1]>() v, q = TopK(r, k)
+        loss = Squeeze(v)""",
     "shared out": """m = Cast<to = 7>(mask) k = ReduceSum(m) n = Cast<to = 7>(mask) l = Size(n) j = Sub(l, k)
         s = Concat<axis = 0>(k, j) a, b = Split(p, s) loss = ReduceProd<keepdims = 0>(a)""",
 }
