@@ -55,6 +55,9 @@ REFUSED = {
     "rows in the order of slots": f"""{_ASKED} o = OneHot(k, three, hot) e = Transpose<perm = [2, 1, 0]>(o)
         g = Gather(e, second) m = Cast<to = 9>(g) {_FOUND} {_SLICED} r = GatherND(p, ub) u = Add(r, v)
         y = ScatterND<reduction = "add">(p, ub, u)""",
+    "running sums in the order of slots": f"""{_ASKED} k1 = Equal(k, second) m = Transpose<perm = [1, 0]>(k1) {_FOUND}
+        {_SLICED} r = GatherND(p, ub) sums = CumSum(r, first)
+        y = ScatterND<reduction = "add">(p, ub, sums)""",
     "one of several places of a row": f"""m = Identity(mask) {_FOUND} {_SLICED} r = GatherND(p, ua) {_EXPERT}
         y = ScatterND(p, ua, t)""",
     "the numbers themselves": f"""m = Identity(mask) {_FOUND} {_SLICED} r = GatherND(p, ua) {_EXPERT}
@@ -65,7 +68,8 @@ REFUSED = {
 def _model(nodes: str, weight: np.ndarray | None = None) -> onnx.ModelProto:
     """What is computed of x [4, 3] times a weight [3]."""
     integers = {"zero": [0], "one": [1], "two": [2], "minus_one": [-1], "ones": [1, 1], "zeros": [0, 0]}
-    integers |= {"hot": [0, 1], "wide": [1, 3], "eight": [8, 1], "numbers": [0, 1, 2], "three": 3, "second": 1}
+    integers |= {"first": 0, "hot": [0, 1], "wide": [1, 3]}
+    integers |= {"eight": [8, 1], "numbers": [0, 1, 2], "three": 3, "second": 1}
     arrays = {name: np.asarray(numbers, np.int64) for name, numbers in integers.items()}
     arrays |= {"w": normal(0, 3) if weight is None else weight, "v": normal(1, 3, 3), "gate": normal(3, 3, 3)}
     arrays |= {"zero_f": np.asarray(0, np.float32)}
