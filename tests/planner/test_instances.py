@@ -182,6 +182,13 @@ def test_marked_nodes_are_the_backward_pass() -> None:
         parse_node_link(data, add_backward=True)
 
 
+def test_marks_may_be_the_texts_of_a_table() -> None:
+    data = graph([(0, 1), (1, 2), (2, 3), (0, 3)])
+    for node, mark in enumerate(("false", "False", "true", "True")):
+        data["nodes"][node]["backward"] = mark
+    assert [op.name for op in parse_node_link(data).ops if op.backward] == ["n2", "n3"]
+
+
 def test_a_backward_pass_is_made() -> None:
     problem = parse_node_link(graph([(0, 1), (0, 2), (1, 3), (2, 3)]), add_backward=True, backward_cost=2.0)
     reads = {op.name: {problem.tensors[t].name for t in op.inputs} for op in problem.ops if op.backward}
@@ -205,8 +212,20 @@ def test_attributes_of_a_graph_may_have_other_names() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"nodes": [{"id": 1}]}, "node 1 has none of the attributes"),
-        ({"nodes": [{"id": 1, "size": 2}], "links": [{"source": 1, "target": 5}]}, "it lacks 5"),
+        ({"nodes": [{"id": 1}], "links": []}, "node 1 has none of the attributes"),
+        ({"nodes": [{"id": 1, "size": 2}], "links": [{"source": 1, "target": 5}]}, "the target 5, which is no node"),
+        ({"nodes": [{"id": 1, "size": 2}], "links": [{"source": 1}]}, "link number 0 lacks 'target'"),
+        ({"nodes": [{"id": 1, "size": 2}], "links": [{"source": [1], "target": 1}]}, r"source \[1\], which is no node"),
+        ({"nodes": [{"id": 1, "size": 2}], "links": [[0, 0]]}, "number 0 of 'links' is no object"),
+        ({"nodes": [{"id": 1, "size": 2}]}, "it lacks 'links'"),
+        ({"nodes": {"1": {"size": 2}}, "links": []}, "'nodes' is no list"),
+        ({"nodes": [{"id": [1], "size": 2}], "links": []}, "the id of node number 0 is neither a text nor a number"),
+        ({"nodes": [{"id": 1, "size": "2 KiB"}], "links": []}, "node 1 has the size '2 KiB', which is no number"),
+        ({"nodes": [{"id": 1, "size": 1.5}], "links": []}, "the size 1.5, and bytes are a whole number; give bytes"),
+        ({"nodes": [{"id": 1, "size": float("nan")}], "links": []}, "has the size nan, and bytes"),
+        ({"nodes": [{"id": 1, "size": 2, "cost": []}], "links": []}, r"node 1 has the cost \[\], which is no number"),
+        ({"nodes": [{"id": 1, "size": 2, "backward": "maybe"}], "links": []}, "the mark backward 'maybe'; give true"),
+        (graph([(0, 1), (1, 1)]), "cycle: node 1 reads what it makes"),
         ({"nodes": [{"id": 1, "size": 2}, {"id": 1, "size": 2}], "links": []}, "same id"),
         ({"links": []}, "it lacks 'nodes'"),
         (graph([(0, 1), (1, 2), (2, 1)]), "cycle"),
