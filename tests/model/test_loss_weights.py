@@ -16,21 +16,39 @@ CROSS_ENTROPY = """
 """
 
 
+def test_other_sums_of_logarithms_have_weights() -> None:
+    """Factors that are no answer and its opposite may be trained, as those of a mixture."""
+    nodes = (
+        "log_p = Log(x) a = Mul(p, log_p) log_t = Log(t) b = Mul(q, log_t) c = Add(a, b) n = Neg(c) y = ReduceMean(n)"
+    )
+    graph = f"g (float[2,4] x, float[2,4] t) => (float[] y) {{ {nodes} }}"
+    proto = parse(f'<ir_version: 10, opset_import: ["": 21]> {graph}', {"p": normal(0, 4), "q": normal(1, 4)})
+    proto.producer_name = "pytorch"
+    model = ir.from_proto(proto)
+    freeze_loss_weights(model)
+    assert not any(FROZEN in value.metadata_props for value in model.graph.initializers.values())
+
+
 @pytest.mark.parametrize(
     ("scope", "tail", "frozen"),
     [
         ("loss.", 'n = Neg(d) e = Mul("loss.weight", n) y = ReduceMean(e)', {"loss.weight", "loss.pos_weight"}),
         ("", 'n = Neg(d) e = Mul("weight", n) y = ReduceMean(e)', {"weight", "pos_weight"}),
         ("loss.", 'n = Neg(d) e = Mul("gate.weight", n) y = ReduceMean(e)', {"loss.pos_weight"}),
+        ("", 'n = Neg(d) e = Mul("classes", n) y = ReduceMean(e)', {"classes", "pos_weight"}),
+        ("loss.", 'n = Neg(d) e = Mul("loss.classes", n) y = ReduceMean(e)', {"loss.classes", "loss.pos_weight"}),
+        ("loss.", 'n = Neg(d) e = Mul("classes", n) y = ReduceMean(e)', {"loss.pos_weight"}),
         ("loss.", 'e = Mul("loss.weight", d) y = ReduceMean(e)', set()),
         ("loss.", 'n = Neg(d) e = Mul("loss.weight", n) f = Mul(x, "loss.weight") g = Add(e, f) y = ReduceMean(g)',
          {"loss.pos_weight"}),
     ],
-    ids=["a module", "the outermost", "of another", "no loss", "read elsewhere"],
+    ids=["a module", "the outermost", "of another", "of any name", "of any name in a module", "of an outer one",
+         "no loss", "read elsewhere"],
 )  # fmt: skip
 def test_they_are_not_trained(scope: str, tail: str, frozen: set[str]) -> None:
     nodes = CROSS_ENTROPY.format(scope=scope, tail=tail)
-    arrays = {name: np.abs(normal(0, 4)) for name in ("loss.weight", "weight", "gate.weight", f"{scope}pos_weight")}
+    named = ("loss.weight", "weight", "gate.weight", "classes", "loss.classes", f"{scope}pos_weight")
+    arrays = {name: np.abs(normal(0, 4)) for name in named}
     graph = f"g (float[2,4] x, float[2,4] t) => (float[] y) {{ {nodes} }}"
     proto = parse(f'<ir_version: 10, opset_import: ["": 21]> {graph}', arrays | {"one": np.ones((), np.float32)})
     for node in proto.graph.node:

@@ -1,8 +1,8 @@
 """Weights of classes inside a loss that torch's old exporter wrote out in arithmetic are not trained.
 
 ``BCEWithLogitsLoss`` and ``MultiLabelSoftMarginLoss`` hold a weight for each class, and one for each positive answer,
-as buffers that are called like parameters. They multiply the loss, ``-(y log p + (1 - y) log(1 - p))``, or a term of
-it: trained, they would become zero.
+as buffers that are called like parameters; a module that calls torch's function may call its own as it likes. They
+multiply the loss, ``-(y log p + (1 - y) log(1 - p))``, or a term of it: trained, they would become zero.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ def freeze_loss_weights(model: ir.Model) -> tuple[str, ...]:
         if not terms or not all(map(_has_logarithm, terms)):
             continue
         products = {*terms[0], *terms[1], *(use for use in node.outputs[0].consumers() if use.op_type == "Mul")}
-        names = {f"{scope_of(node)}.{leaf}".lstrip(".") for leaf in _BUFFERS}
+        scope = scope_of(node)
+        names = {f"{scope}.{leaf}".lstrip(".") for leaf in _BUFFERS}
         for value in {value for product in products for value in product.inputs if value is not None}:
-            if value.is_initializer() and value.name in names and products.issuperset(value.consumers()):
+            of_module = str(value.name).rpartition(".")[0] == scope
+            is_weight = value.name in names or (of_module and _is_of_answers(*terms))
+            if value.is_initializer() and is_weight and products.issuperset(value.consumers()):
                 value.metadata_props[keys.FROZEN] = "weighs the terms of a loss"
     return ()
 
@@ -45,3 +48,13 @@ def _products(value: ir.Value | None) -> list[ir.Node]:
 
 def _has_logarithm(products: list[ir.Node]) -> bool:
     return any(made_by(value, "Log") is not None for product in products for value in product.inputs)
+
+
+def _is_of_answers(one: list[ir.Node], other: list[ir.Node]) -> bool:
+    """Whether one term is for the answer yes and the other for no: what multiplies the two are y and 1 - y."""
+    factors = [{value for product in term for value in product.inputs} for term in (one, other)]
+    opposed = [
+        {node.inputs[1] for value in found if (node := made_by(value, "Sub")) is not None} & others
+        for found, others in (factors, factors[::-1])
+    ]
+    return any(value is not None and not value.is_initializer() for values in opposed for value in values)
