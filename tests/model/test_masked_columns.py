@@ -140,3 +140,31 @@ def test_masks_of_what_is_asked_for_once_have_one_place_at_most(nodes: str, axis
     sweep(model)
     mask = next(value for node in model.graph for value in node.outputs if value.name == "m")
     assert chooses_at_most_one(mask, axis) is expected
+
+
+@pytest.mark.parametrize(
+    ("work", "fillings"),
+    [
+        ("t = Tanh(r)", 0),
+        ("h = MatMul(r, v) s = Sigmoid(h) t = Mul(h, s)", 0),
+        ("h = Div(r, v0) t = Pow(h, two)", 0),
+        ("a1 = Abs(r) t = Log(a1)", 1),
+        ("e = Exp(r) t = Div(r, e)", 1),
+    ],
+)
+def test_experts_read_the_tokens_of_others_where_that_is_defined(work: str, fillings: int) -> None:
+    """One tensor for all experts; what is chosen for its own sake, as it may be no number, is filled."""
+    asked = work.replace("two", "power").replace("v0", "rows")
+    nodes = f'{{}} {_FOUND} {_SLICED} r = GatherND(p, ua) {asked} y = ScatterND<reduction = "add">(p, ua, t)'
+    for mask, expected in ((f"{_ASKED} m = Equal(k, second)", fillings), ("m = Identity(mask)", 1)):
+        model = _model(nodes.format(mask))
+        for name, array in (("power", np.asarray(2, np.float32)), ("rows", normal(2, 1, 3))):
+            model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+        forward = normalise(ir.from_proto(model))
+        filled = [node for node in forward.model.graph if node.op_type == "Where" and _is_filling(node.inputs[2])]
+        assert len(filled) == expected
+
+
+def _is_filling(value: ir.Value | None) -> bool:
+    tensor = None if value is None else value.const_value
+    return tensor is not None and bool((tensor.numpy() == 0.5).all())

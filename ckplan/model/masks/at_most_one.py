@@ -1,4 +1,4 @@
-"""Where a mask is known to choose one element at most along an axis, as a mixture of experts has it.
+"""What is known of a mask that says who asked for an expert: it has one place at most along an axis.
 
 Each token asks for several experts, and never for one twice: they are the indices of a TopK. So the mask of the tokens
 that asked for an expert, [tokens, asked], has one place at most for each token.
@@ -13,6 +13,11 @@ from ckplan.model.inference.infer import static_shape
 from ckplan.model.node_reads import fixed_integers, fixed_tensor
 from ckplan.operators.matching import input_of
 
+_SELECTING = (
+    *("Cast", "Equal", "Expand", "Gather", "Greater", "Identity", "OneHot", "ReduceMax", "ReduceSum", "Reshape"),
+    *("Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
+)
+"""What makes a mask of indices, or some elements of one."""
 _WHOLE = (ir.DataType.INT32, ir.DataType.INT64)
 """Types in which indices stay apart."""
 
@@ -45,6 +50,17 @@ def chooses_at_most_one(mask: ir.Value | None, axis: int) -> bool:
         one, other = node.inputs
         return _tells_apart(one, other, axis - len(shape)) or _tells_apart(other, one, axis - len(shape))
     return False
+
+
+def tells_who_asked(mask: ir.Value | None) -> bool:
+    """Whether a mask tells where the indices of a TopK, or of an ArgMax, are a certain one."""
+    node = None if mask is None else mask.producer()
+    if mask is None or node is None or node.domain:
+        return False
+    if node.op_type in ("ArgMax", "TopK"):
+        return mask is node.outputs[-1]
+    read = node.inputs if node.op_type == "Equal" else node.inputs[:1]
+    return node.op_type in _SELECTING and any(map(tells_who_asked, read))
 
 
 def _tells_apart(one: ir.Value | None, other: ir.Value | None, axis: int) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.inference.infer import static_shape
+from ckplan.model.masks.fillings import take_fillings_out
 from ckplan.model.masks.mask_rewriting import Rewriting
 from ckplan.model.node_reads import fixed_integers, fixed_tensor
 from ckplan.model.rewiring import put_behind
@@ -32,6 +33,7 @@ _ACROSS = ("CumSum", "LogSoftmax", "Softmax")
 def work_on_all(rewriting: Rewriting) -> bool:
     """Leave out what is not chosen where chosen elements come together; whether everything else works on each alone."""
     axes: dict[ir.Value, tuple[ir.Value, int]] = {value: (root, 0) for value, root in rewriting.chosen.items()}
+    alone: dict[ir.Node, list[ir.Value]] = {}
     for node in list(rewriting.graph):
         if node in rewriting.scattered:
             assert node.inputs[0] is not None
@@ -53,11 +55,15 @@ def work_on_all(rewriting: Rewriting) -> bool:
             if not _is_sized_by_count(rewriting, node, along.axis, root):
                 return False
             axes.update((output, (root, along.axis)) for output in node.outputs if output.name)
+            alone[node] = [value for value, tag in zip(node.inputs, tagged, strict=True) if value is not None and tag]
         elif (across := _leave_out_across(rewriting, node, root, places)) is not None:
             axes[across] = (root, places[0] or 0)
         elif not _leave_out(rewriting, node, root, places):
             return False
-    return all(node.graph is rewriting.graph for node in rewriting.sized) and all(map(_is_inside, axes))
+    if any(node.graph is not rewriting.graph for node in rewriting.sized) or not all(map(_is_inside, axes)):
+        return False
+    take_fillings_out(rewriting, alone)
+    return True
 
 
 def _is_sized_by_count(rewriting: Rewriting, node: ir.Node, axis: int, root: ir.Value) -> bool:
