@@ -165,6 +165,16 @@ def test_experts_read_the_tokens_of_others_where_that_is_defined(work: str, fill
         assert len(filled) == expected
 
 
+def test_zeros_that_experts_add_to_are_not_trained() -> None:
+    """Read as they are, they would be added to products, as a bias is."""
+    nodes = f"""{_ASKED} m = Equal(k, second) {_FOUND} {_SLICED} r = GatherND(p, ua) h = MatMul(r, v)
+        g = GatherND(zeros_like, ua) t = Add(g, h) y = ScatterND(zeros_like, ua, t)"""
+    model = _model(nodes)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((4, 3), np.float32), "zeros_like"))
+    training = build_training_graph(normalise(ir.from_proto(model)).model, loss="loss")
+    assert set(training.gradients) == {"v", "w"}
+
+
 def _is_filling(value: ir.Value | None) -> bool:
     tensor = None if value is None else value.const_value
     return tensor is not None and bool((tensor.numpy() == 0.5).all())

@@ -55,8 +55,17 @@ def take_fillings_out(rewriting: Rewriting, along: Mapping[ir.Node, Iterable[ir.
 
 
 def _is_filled(value: ir.Value) -> bool:
+    """Whether a value is a computed tensor with fillings; of zeros that are written into one takes nothing out.
+
+    They would be added to products as they are, as only the shifts of layers are.
+    """
     node = made_by(value, "Where")
-    return node is not None and value.dtype is not None and value.dtype.is_floating_point() and bool(value.uses())
+    if node is None or value.dtype is None or not value.dtype.is_floating_point():
+        return False
+    whole = node.inputs[1]
+    while whole is not None and (shaper := made_by(whole, "Reshape")) is not None:
+        whole = shaper.inputs[0]
+    return whole is not None and whole.producer() is not None
 
 
 def _is_defined(node: ir.Node, read: Iterable[ir.Value]) -> bool:
