@@ -13,6 +13,8 @@ _NO_BFLOAT16 = (
     "float32 or float16"
 )
 """What to do about a file whose operators do not take bfloat16."""
+_FEW_DOUBLES = "onnxruntime lacks kernels for some operators in float64: export the model in float32"
+"""What to do about a file in double precision that does not run."""
 _ONE_TYPE = "cast what it reads to one type, or export the model with all of it in one"
 """What to do about a node that reads bfloat16 beside another type."""
 _UNKNOWN = re.compile(r"(\S+?):(\w+)\(-?\d+\) is not a registered function/op")
@@ -20,7 +22,9 @@ _UNREGISTERED = "No Op registered for"  # in a domain that onnxruntime knows
 _ENDED = "it ends the process"
 _NEWER_IR = re.compile(r"max supported IR version: (\d+)")
 _NEWER_OPSET = re.compile(r"it knows opsets of \S+ up to (\d+) only")
-_MISSING = re.compile(r"Could not find an implementation|Failed to find kernel|NOT_IMPLEMENTED", re.IGNORECASE)
+_MISSING = re.compile(
+    r"Could not find an implementation|Failed to find kernel|NOT_IMPLEMENTED|does not support \w+ yet", re.IGNORECASE
+)
 
 
 def bfloat16_advice(reason: str) -> str:
@@ -57,7 +61,18 @@ def loading_advice(reason: str, model: ir.Model) -> str:
             "the model calculates in bfloat16, for which onnxruntime has few CPU kernels and inserts no Casts as it "
             "does for float16: run it on a GPU, or export it in float32 or float16"
         )
+    if ir.DataType.DOUBLE in _types(model.graph):
+        return _FEW_DOUBLES
     return "onnxruntime has no kernel for that operator, opset and element type on this device"
+
+
+def running_advice(reason: str) -> str:
+    """Return the next thing to try after a kernel refused to run, empty where nothing is known.
+
+    Args:
+        reason: what onnxruntime said: some kernels tell only then that they have no double precision.
+    """
+    return _FEW_DOUBLES if _MISSING.search(reason) and "double" in reason else ""
 
 
 def half_precision_notes(model: ir.Model) -> tuple[str, ...]:

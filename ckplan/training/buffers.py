@@ -9,6 +9,7 @@ import numpy as np
 
 from ckplan.errors import ModelError
 from ckplan.isolation.arrays import Array, is_exotic
+from ckplan.model.half import running_advice
 from ckplan.operators.sessions import clean
 from ckplan.training.data import Data, beyond
 from ckplan.training.stepfile import Spec
@@ -90,7 +91,7 @@ def run_bound(
         session.run_with_iobinding(binding)
     except Exception as error:  # onnxruntime's exceptions have no base class of their own
         reason = clean(str(error))[:300]
-        cause = beyond(batch or {}, inputs or {})
+        cause = beyond(batch or {}, inputs or {}) or running_advice(reason)
         raise ModelError(
             f"onnxruntime fails in {what} ({reason})", cause or "check the data; or use a smaller batch"
         ) from error

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx import ModelProto
 
 from ckplan import keys
 from ckplan.arguments import path_of
@@ -23,6 +24,7 @@ from ckplan.meter.ranges import upper_bound
 from ckplan.model.files.external import in_one_folder
 from ckplan.model.files.metadata import finite, listed_names
 from ckplan.model.files.read import read
+from ckplan.model.half import loading_advice
 from ckplan.model.inference.infer import static_shape
 from ckplan.operators.sessions import clean, open_session
 
@@ -179,7 +181,9 @@ def session_of(source: str | bytes, weights: str = "") -> Any:
     except Exception as error:  # onnxruntime's exceptions have no base class of their own
         reason = clean(str(error))[:300]
         what = source if isinstance(source, str) else "the model"
-        raise ModelError(f"onnxruntime does not load {what} ({reason})", "write the file again") from error
+        model = read(Path(source)) if isinstance(source, str) else ir.from_proto(ModelProto.FromString(source))
+        advice = loading_advice(reason, model) or "write the file again"
+        raise ModelError(f"onnxruntime does not load {what} ({reason})", advice) from error
 
 
 def read_step(path: str | os.PathLike[str]) -> StepFile:

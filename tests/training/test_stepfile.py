@@ -67,3 +67,22 @@ def test_a_kernel_that_refuses_is_named_in_one_line() -> None:
     with pytest.raises(ModelError, match=r"onnxruntime fails in a step of m\.onnx \(Reshape '.*") as error:
         run_bound(session, binding, "a step of m.onnx")
     assert "\n" not in error.value.message
+
+
+def test_where_double_precision_has_no_kernel_the_model_is_to_be_exported_in_single(tmp_path: Path) -> None:
+    """onnxruntime says it when a file is loaded, or only when an LSTM runs."""
+    head = '<ir_version: 10, opset_import: ["": 21]> g (double[2, 1, 3] x) => (double[2, 1, 1, 4] y)'
+    lacking = onnx.parser.parse_model(head.replace("[2, 1, 1, 4]", "[2, 1, 3]") + "{ y = Softplus(x) }")
+    onnx.save(lacking, tmp_path / "step.onnx")
+    for source in (lacking.SerializeToString(), str(tmp_path / "step.onnx")):
+        with pytest.raises(ModelError, match=r"implementation for Softplus.*; .*: export the model in float32"):
+            session_of(source)
+    model = onnx.parser.parse_model(head + "{ y = LSTM<hidden_size = 4>(x, w, r) }")
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.ones((1, 16, size)), name) for name, size in (("w", 3), ("r", 4))
+    )
+    session = session_of(model.SerializeToString())
+    binding = bind(session, {"x": ort_value(np.ones((2, 1, 3)))}, {})
+    binding.bind_output("y")
+    with pytest.raises(ModelError, match=r"does not support double yet.*; .*: export the model in float32"):
+        run_bound(session, binding, "an evaluation")
