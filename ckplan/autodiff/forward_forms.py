@@ -15,6 +15,7 @@ from ckplan.autodiff.attention.shown_keys import leave_out_hidden_keys
 from ckplan.autodiff.attention.softmax_guards import drop_softmax_guards
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.formulas.gelus import join_gelus
+from ckplan.autodiff.formulas.log_sigmoids import write_log_sigmoids
 from ckplan.autodiff.formulas.rotations import join_rotations
 from ckplan.autodiff.formulas.softpluses import join_softpluses
 from ckplan.autodiff.losses.linear_cross_entropy import chunk_loss_heads
@@ -99,6 +100,7 @@ def prepare_forward(
     zeroed = drop_softmax_guards(op, held.union(left_out))
     pad_in_convolutions(op, held)
     join_gelus(op, held)
+    write_log_sigmoids(op, held)
     join_softpluses(op, held)
     gather_rows(op)
     joined = join_statistics(op, held)
