@@ -175,6 +175,19 @@ def test_zeros_that_experts_add_to_are_not_trained() -> None:
     assert set(training.gradients) == {"v", "w"}
 
 
+def test_an_expert_that_nobody_asks_for_has_no_gradient_whatever_its_number_divides() -> None:
+    nodes = f"""{_ASKED} m = Equal(k, eight_) {_FOUND} {_SLICED} r = GatherND(p, ua) h = MatMul(r, v) o = Size(h)
+        number = Cast<to = 1>(o) t = Div(h, number) y = ScatterND<reduction = "add">(p, ua, t)"""
+    model = _model(nodes)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(8), "eight_"))
+    training = build_training_graph(normalise(ir.from_proto(model)).model, loss="loss", wrt=["v", "w"])
+    names = [value.name for value in training.model.graph.outputs]
+    x = normal(6, 4, 3)
+    found = dict(zip(names, run(training.model, {"x": x, "mask": np.ones((4, 3), bool)}), strict=True))
+    np.testing.assert_array_equal(found[training.gradients["v"]], 0)
+    np.testing.assert_allclose(found[training.gradients["w"]], 2 * (x * x * normal(0, 3)).sum(0), rtol=1e-5)
+
+
 def _is_filling(value: ir.Value | None) -> bool:
     tensor = None if value is None else value.const_value
     return tensor is not None and bool((tensor.numpy() == 0.5).all())

@@ -56,6 +56,8 @@ def work_on_all(rewriting: Rewriting) -> bool:
                 return False
             axes.update((output, (root, along.axis)) for output in node.outputs if output.name)
             alone[node] = [value for value, tag in zip(node.inputs, tagged, strict=True) if value is not None and tag]
+            if node.op_type == "Div" and tagged[1] is None:
+                _divide_by_no_zero(rewriting, node, root)
         elif (across := _leave_out_across(rewriting, node, root, places)) is not None:
             axes[across] = (root, places[0] or 0)
         elif not _leave_out(rewriting, node, root, places):
@@ -131,6 +133,20 @@ def _leave_out_across(rewriting: Rewriting, node: ir.Node, root: ir.Value, place
     filled.outputs[0].type, filled.outputs[0].shape = output.type, output.shape
     put_behind(node, filled, "of_all", index=1)
     return filled.outputs[0]
+
+
+def _divide_by_no_zero(rewriting: Rewriting, node: ir.Node, root: ir.Value) -> None:
+    """Divide by 1 where nothing is chosen: a number of chosen elements is 0 there, and slopes would be no numbers."""
+    divisor = node.inputs[1]
+    if divisor is None or divisor.dtype is None or divisor.producer() is None:
+        return
+    if math.prod(static_shape(divisor) or ()) != 1:
+        return
+    flat = rewriting.mask(node, root, [math.prod(static_shape(root) or ())], 0)
+    some = rewriting.emit(node, "ReduceMax", rewriting.emit(node, "Cast", flat, to=int(ir.DataType.INT32)), keepdims=0)
+    some = rewriting.emit(node, "Cast", some, to=int(ir.DataType.BOOL))
+    one = rewriting.constant(np.asarray(1, divisor.dtype.numpy()))
+    node.replace_input_with(1, rewriting.emit(node, "Where", some, divisor, one))
 
 
 def _contract(rewriting: Rewriting, node: ir.Node, root: ir.Value, places: list[int | None]) -> bool:
