@@ -10,8 +10,8 @@ import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.inference.infer import static_shape
-from ckplan.model.masks.columns import Column
 from ckplan.model.masks.mask_rewriting import Rewriting
+from ckplan.model.masks.place_columns import Column
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import math
 import onnx_ir as ir
 
 from ckplan.model.inference.infer import static_shape
-from ckplan.model.masks.mask_rewriting import Rewriting
+from ckplan.model.masks.mask_rewriting import Rewriting, deciding_mask
 from ckplan.operators.matching import is_op
 
 _RECKONED = (
@@ -21,11 +21,15 @@ _RECKONED = (
 """What makes a number of sizes."""
 
 
-def reckon_with_counts(rewriting: Rewriting) -> None:
+def reckon_with_counts(rewriting: Rewriting) -> int:
     """Let numbers that are reckoned of sizes of what masks choose be reckoned of how many elements these choose.
 
     What is told to an Expand, a Reshape or a Slice stays a size.
+
+    Returns:
+        How many numbers there were.
     """
+    count = 0
     choosing = _choosing(rewriting.graph)
     for node in list(rewriting.graph):
         output = node.outputs[0]
@@ -34,17 +38,17 @@ def reckon_with_counts(rewriting: Rewriting) -> None:
             counted = _counted(rewriting, node, node.inputs[0], choosing, made)
             if counted is not None and counted is not node.inputs[0]:
                 node.replace_input_with(0, counted)
+                count += 1
+    return count
 
 
 def _choosing(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
     """The mask that decides on the size of a value, for all values of which one does."""
     found: dict[ir.Value, ir.Value] = {}
-    places = {"Compress": 1, "NonZero": 0}
     for node in graph:
-        index = None if node.domain else places.get(node.op_type)
         masks = {found[value] for value in node.inputs if value is not None and value in found}
-        mask = None if index is None else node.inputs[index]
-        if mask is not None and static_shape(mask):
+        mask = deciding_mask(node)
+        if mask is not None:
             masks.add(mask)
         if len(masks) == 1:
             (one,) = masks

@@ -1,4 +1,4 @@
-"""Reductions over elements that a mask chooses leave out the others, though all of them were computed."""
+"""Reductions, softmaxes and products over what a mask chooses leave out the rest, though all of it was computed."""
 
 from __future__ import annotations
 
@@ -125,9 +125,9 @@ def _leave_out_across(rewriting: Rewriting, node: ir.Node, root: ir.Value, place
     shape, named = static_shape(data) or (), fixed_integers(node, 1) or [node.attributes.get_int("axis", -1)]
     if places[1:] not in ([], [None]) or named[0] % len(shape) != places[0] or not data.dtype.is_floating_point():
         return None
-    number = 0.0 if node.op_type == "CumSum" else data.dtype.min
+    number = 0.0 if node.op_type == "CumSum" else float(data.dtype.min)
     mask = rewriting.mask(node, root, list(shape), places[0])
-    neutral = rewriting.constant(np.asarray(number, data.dtype.numpy()))
+    neutral = rewriting.number(number, data.dtype)
     node.replace_input_with(0, rewriting.emit(node, "Where", mask, data, neutral))
     filled = ir.node("Where", [mask, output, rewriting.filling(data.dtype)], name=f"{node.name}/masked/filled")
     filled.outputs[0].type, filled.outputs[0].shape = output.type, output.shape
@@ -145,7 +145,7 @@ def _divide_by_no_zero(rewriting: Rewriting, node: ir.Node, root: ir.Value) -> N
     flat = rewriting.mask(node, root, [math.prod(static_shape(root) or ())], 0)
     some = rewriting.emit(node, "ReduceMax", rewriting.emit(node, "Cast", flat, to=int(ir.DataType.INT32)), keepdims=0)
     some = rewriting.emit(node, "Cast", some, to=int(ir.DataType.BOOL))
-    one = rewriting.constant(np.asarray(1, divisor.dtype.numpy()))
+    one = rewriting.number(1, divisor.dtype)
     node.replace_input_with(1, rewriting.emit(node, "Where", some, divisor, one))
 
 
@@ -160,7 +160,7 @@ def _contract(rewriting: Rewriting, node: ir.Node, root: ir.Value, places: list[
     if places[:2] != summed or any(place is not None for place in places[2:]):
         return False
     mask = rewriting.mask(node, root, list(shapes[0]), summed[0])
-    zero = rewriting.constant(np.asarray(0, left.dtype.numpy()))
+    zero = rewriting.number(0, left.dtype)
     node.replace_input_with(0, rewriting.emit(node, "Where", mask, left, zero))
     return True
 
@@ -181,7 +181,7 @@ def _leave_out(rewriting: Rewriting, node: ir.Node, root: ir.Value, places: list
     named = fixed_integers(node, 1) or range(len(shape))
     if not data.dtype.is_floating_point() or places[0] not in {axis % len(shape) for axis in named}:
         return False
-    neutral = rewriting.constant(np.asarray(_NEUTRAL[node.op_type], data.dtype.numpy()))
+    neutral = rewriting.number(_NEUTRAL[node.op_type], data.dtype)
     mask = rewriting.mask(node, root, list(shape), places[0])
     node.replace_input_with(0, rewriting.emit(node, "Where", mask, data, neutral))
     if node.op_type == "ReduceMean":
@@ -210,7 +210,7 @@ def _ignore(rewriting: Rewriting, node: ir.Node, root: ir.Value, places: list[in
         return False
     ignored = node.attributes.get_int("ignore_index", _LABEL)
     node.attributes["ignore_index"] = ir.AttrInt64("ignore_index", ignored)
-    other = rewriting.constant(np.asarray(ignored, labels.dtype.numpy()))
+    other = rewriting.number(ignored, labels.dtype)
     mask = rewriting.mask(node, root, list(shape), 0)
     node.replace_input_with(1, rewriting.emit(node, "Where", mask, labels, other))
     return True

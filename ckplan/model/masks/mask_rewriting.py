@@ -85,9 +85,13 @@ class Rewriting:
         """Return an initializer of the program."""
         return add_constant(self.graph, "masked", array, "what a mask does not choose")
 
+    def number(self, number: float, kind: ir.DataType) -> ir.Value:
+        """Return an initializer of one number of a type."""
+        return self.constant(np.asarray(number, kind.numpy()))
+
     def filling(self, kind: ir.DataType) -> ir.Value:
         """Return what stands in the place of what is not chosen."""
-        return self.constant(np.asarray(_FILLING if kind.is_floating_point() else 0, kind.numpy()))
+        return self.number(_FILLING if kind.is_floating_point() else 0, kind)
 
     def numbers(self, *numbers: int) -> ir.Value:
         """Return an initializer of whole numbers [n]."""
@@ -119,6 +123,13 @@ class Rewriting:
         turned = made_by(places, "Transpose")
         found = None if turned is None else made_by(turned.inputs[0], "NonZero")
         return None if found is None or found.inputs[0] in self.reordered else found.inputs[0]
+
+
+def deciding_mask(node: ir.Node) -> ir.Value | None:
+    """The mask, of a static shape, that decides how much a Compress or a NonZero finds; None of other nodes."""
+    index = None if node.domain else {"Compress": 1, "NonZero": 0}.get(node.op_type)
+    mask = None if index is None else node.inputs[index]
+    return mask if mask is not None and static_shape(mask) else None
 
 
 def mask_of(value: ir.Value | None) -> Mask:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
@@ -20,7 +19,7 @@ from ckplan.model.inference.infer import is_known, static_shape
 from ckplan.model.masks.chosen_rows import look_up_rows
 from ckplan.model.masks.counted import reckon_with_counts
 from ckplan.model.masks.left_out import work_on_all
-from ckplan.model.masks.mask_rewriting import Mask, Rewriting, mask_of
+from ckplan.model.masks.mask_rewriting import Mask, Rewriting, deciding_mask, mask_of
 from ckplan.model.masks.ordered_rows import spread_rows
 from ckplan.model.masks.ordered_writes import look_up_in_order
 from ckplan.model.masks.whole_places import read_at_whole_places
@@ -48,8 +47,8 @@ def without_masks(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     in_order, rows = look_up_in_order(rewriting), look_up_rows(rewriting)
     if in_order or rows:
         _clean(trial)
-    reckon_with_counts(rewriting)
-    _clean(trial)
+    if reckon_with_counts(rewriting):
+        _clean(trial)
     choosing = list(_choosing(trial.graph))
     for node in choosing:
         understood = _compress if node.op_type == "Compress" else _choose
@@ -85,11 +84,8 @@ def _clean(trial: ir.Model) -> None:
 
 def _choosing(graph: ir.Graph) -> Iterator[ir.Node]:
     """The nodes that choose by a mask."""
-    places = {"Compress": 1, "NonZero": 0}
     for node in graph:
-        index = None if node.domain else places.get(node.op_type)
-        mask = None if index is None else node.inputs[index]
-        if mask is not None and static_shape(mask) and node.outputs[0].uses() and not is_known(node.outputs[0]):
+        if deciding_mask(node) is not None and node.outputs[0].uses() and not is_known(node.outputs[0]):
             yield node
 
 
@@ -145,8 +141,8 @@ def _at_places(rewriting: Rewriting, node: ir.Node, index: int, shape: tuple[int
     assert shaper is not None
     rewriting.scattered[shaper] = mask.root
     if how == "add":
-        zero = rewriting.constant(np.asarray(0, data.dtype.numpy()))
-        written = rewriting.emit(node, "Add", data, rewriting.emit(node, "Where", chosen, full, zero))
+        written = rewriting.emit(node, "Where", chosen, full, rewriting.number(0, data.dtype))
+        written = rewriting.emit(node, "Add", data, written)
     else:
         written = rewriting.emit(node, "Where", chosen, full, data)
     written.dtype, written.shape = data.dtype, data.shape  # another mask may write into it, or choose of it

@@ -14,14 +14,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from ckplan.model.inference.infer import is_known, static_shape
 from ckplan.model.masks.at_most_one import chooses_at_most_one
 from ckplan.model.masks.column_layout import as_before, by_axes, layout_of
-from ckplan.model.masks.columns import Column, Columns, columns_behind, found_columns
-from ckplan.model.masks.mask_rewriting import Rewriting
+from ckplan.model.masks.mask_rewriting import Rewriting, deciding_mask
+from ckplan.model.masks.place_columns import Column, Columns, columns_behind, found_columns
 from ckplan.model.node_reads import fixed_integers
 from ckplan.model.rewiring import put_in_place
 from ckplan.operators.matching import input_of, made_by
@@ -67,7 +66,7 @@ def read_at_whole_places(rewriting: Rewriting) -> int:
     apart: list[ir.Node] = []
     for node in list(rewriting.graph):
         if node.op_type == "NonZero" and not node.domain and not is_known(node.outputs[0]):
-            if node.inputs[0] is not None and static_shape(node.inputs[0]):
+            if deciding_mask(node) is not None:
                 known[node.outputs[0]], uses[node] = found_columns(node), []
             continue
         behind = dict(columns_behind(node, known))
@@ -203,7 +202,7 @@ def _read(
         laid = by_axes(rewriting, before, data, layout, list(range(len(found.shape))))
         chosen = rewriting.emit(before, "Cast", found.mask, to=int(ir.DataType.BOOL))
         chosen = rewriting.emit(before, "Reshape", chosen, rewriting.numbers(*found.shape, *(1 for _ in layout.rest)))
-        laid = rewriting.emit(before, "Where", chosen, laid, _zero(rewriting, data))
+        laid = rewriting.emit(before, "Where", chosen, laid, rewriting.number(0, data.dtype))
         laid = rewriting.emit(before, "ReduceSum", laid, rewriting.numbers(*sorted(found.left_out)), keepdims=0)
     else:
         return None
@@ -213,14 +212,16 @@ def _read(
 def _write(rewriting: Rewriting, node: ir.Node, data: ir.Value, columns: Sequence[Column], found: _Found) -> None:
     """Let a node write at whole places what it writes at columns, if these are of all that it writes in."""
     layout, how = layout_of(data, columns, found.shape), node.attributes.get_string("reduction", "none")
-    if layout is None or not layout.is_whole or not found.left_out.isdisjoint(layout.axes) or how not in _ADDED:
+    if layout is None or data.dtype is None or not layout.is_whole or how not in _ADDED:
+        return
+    if not found.left_out.isdisjoint(layout.axes):
         return
     missing = [place for place, axis in enumerate(found.kept) if axis not in layout.axes]
     if missing and how == "none":  # which of several is written is not said
         return
     if missing:
         whole = [*(found.shape[axis] for axis in found.kept), *layout.rest]
-        laid = rewriting.emit(node, "Expand", _zero(rewriting, data), rewriting.numbers(*whole))
+        laid = rewriting.emit(node, "Expand", rewriting.number(0, data.dtype), rewriting.numbers(*whole))
     else:
         laid = by_axes(rewriting, node, data, layout, found.kept)
     laid = rewriting.emit(node, "ScatterND", laid, found.places, node.inputs[2], reduction=how)
@@ -230,8 +231,3 @@ def _write(rewriting: Rewriting, node: ir.Node, data: ir.Value, columns: Sequenc
     result = rewriting.emit(node, "Add", data, laid) if missing else laid
     result.type, result.shape = data.type, data.shape  # another mask may read it, or write into it
     put_in_place(node, result)
-
-
-def _zero(rewriting: Rewriting, data: ir.Value) -> ir.Value:
-    assert data.dtype is not None
-    return rewriting.constant(np.asarray(0, data.dtype.numpy()))

@@ -182,8 +182,7 @@ def _reckoned(node: ir.Node, known: dict[ir.Value, Columns]) -> Columns | None:
 
 
 _RULES = {
-    **dict.fromkeys(("Identity", "Max", "Min"), _same),
-    "Cast": _same,
+    **dict.fromkeys(("Cast", "Identity", "Max", "Min"), _same),
     "Expand": _expanded,
     "Gather": _gathered,
     "Reshape": _reshaped,
