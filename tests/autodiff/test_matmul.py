@@ -70,6 +70,23 @@ def test_products_of_columns_gather_those_of_the_narrower_side(model, monkeypatc
     assert gathered.shape[-2] < other.shape[-1]
 
 
+@pytest.mark.parametrize(("order", "cancels"), [([0, 2, 1], True), ([1, 2, 0], False)])
+def test_gradients_of_turned_matrices_are_made_as_they_lie(order, cancels, monkeypatch):
+    """That of a matrix whose last two axes are exchanged is made so that Transposes cancel."""
+    monkeypatch.setattr(rules, "_FEW", 1)
+    shape = [3, 4, 5]
+    stored = values(*[shape[order.index(axis)] for axis in range(3)])
+    model = parse(
+        f"g (double[3,2,4] x) => (double loss) {{ t = Transpose<perm={order}>(w) y = MatMul(x, t) b = Mul(y, y) "
+        "loss = ReduceSum<keepdims=0>(b) }",
+        w=stored,
+    )
+    training = build_training_graph(model)
+    check_training_graph(training, {"x": values(3, 2, 4, seed=8)})
+    product = next(node for node in training.model.graph if node.op_type == "MatMul" and "/grad/" in str(node.name))
+    assert (product.inputs[1].name == "x") == cancels
+
+
 @pytest.mark.parametrize(("columns", "copied"), [(4, True), (8, False)])
 def test_the_narrower_side_is_copied_transposed_where_the_copy_is_small(columns, copied, monkeypatch):
     monkeypatch.setattr(rules, "_CACHE", 0)

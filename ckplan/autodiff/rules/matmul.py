@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.idioms.row_factors import Rows, rows_of
-from ckplan.autodiff.reading import attr_float, attr_int, required_input, shape_of
+from ckplan.autodiff.reading import attr_float, attr_int, attr_ints, required_input, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.model.inference.infer import static_shape
 from ckplan.model.traits import is_backward
@@ -50,7 +50,7 @@ def matmul(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     da = db = None
     # onnxruntime fuses the Transpose into the product (FusedMatMul), so that it costs neither time nor memory.
     if op.wants(b):
-        product = _batched_column_products(op, op.reshape(a, a_shape), g)
+        product = _batched_column_products(op, op.reshape(a, a_shape), g, is_turned=_is_turned(b))
         db = op.reshape(op.sum_to_shape(product, b_shape), shape_of(b))
     if op.wants(a):
         product = op.MatMul(g, _swapped(op, op.reshape(b, b_shape)))
@@ -132,19 +132,32 @@ def _copied_columns(op: Builder, matrix: ir.Value) -> ir.Value:
     return op.reshape(turned, [columns, rows])
 
 
-def _batched_column_products(op: Builder, a: ir.Value, b: ir.Value) -> ir.Value:
+def _batched_column_products(op: Builder, a: ir.Value, b: ir.Value, *, is_turned: bool) -> ir.Value:
     """Products of ``a`` (..., rows, m), transposed, with ``b`` (..., rows, n); see :func:`_column_products`.
+
+    Where the gradient is transposed next (`is_turned`), the products are made so that this cancels: weights of experts
+    are large beside what they are multiplied with.
 
     In attention these are the chances and the gradient of the result, and what is made is transposed anyway. Gradients
     of 64 numbers are better left as they are: turned, 16 x 256 x 256 chances take 1.1 times as long, with 16 numbers
     and windows of 49 chances 0.8 to 0.9. onnxruntime fuses the Transpose into the product (FusedMatMul).
     """
     wide, narrow = shape_of(a)[-1], shape_of(b)[-1]
-    if len(shape_of(a)) == len(shape_of(b)) and _LONG * narrow <= wide and narrow <= _FEW:
+    few = _LONG * narrow <= wide and narrow <= _FEW
+    if len(shape_of(a)) == len(shape_of(b)) and (few or (is_turned and min(wide, narrow) > _FEW)):
         last = len(shape_of(b)) - 1
         turned = op.Transpose(b, perm=[*range(last - 1), last, last - 1])
         return _swapped(op, op.MatMul(turned, a))
     return op.MatMul(_swapped(op, a), b)
+
+
+def _is_turned(value: ir.Value) -> bool:
+    """Say whether a value is another one with its last two axes exchanged, and all others where they were."""
+    node = value.producer()
+    if node is None or node.op_type != "Transpose":
+        return False
+    rank = len(shape_of(value))
+    return attr_ints(node, "perm") == (*range(rank - 2), rank - 1, rank - 2)
 
 
 def _swapped(op: Builder, value: ir.Value) -> ir.Value:

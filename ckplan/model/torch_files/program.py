@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ckplan.model.torch_files.complex_views import look_as_real
+
 if TYPE_CHECKING:
     import torch
 
@@ -42,6 +44,7 @@ def program_of(
             detached.meta.update(result.meta)
             for user in [user for user in result.users if user is not detached]:
                 user.replace_input_with(result, detached)
+    look_as_real(graph)
     program.graph_module.recompile()
     return program
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import onnx_ir as ir
 
+from ckplan.model.torch_files.grouped_products import grouped_products
+
 _REDUCTIONS = ("none", "mean", "sum")
 """Names of torch's reductions by their numbers."""
 _MODES = ("sum", "mean", "max")
@@ -29,17 +31,22 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """
     import torch
 
-    return {
+    written: dict[Callable[..., Any], Callable[..., Any]] = {
         torch.ops.aten._cdist_forward.default: _distances,
         torch.ops.aten.avg_pool2d.default: _average(2),
         torch.ops.aten.avg_pool3d.default: _average(3),
         torch.ops.aten.cross_entropy_loss.default: _cross_entropy,
         torch.ops.aten.cumprod.default: _running_products,
         torch.ops.aten.embedding_bag.padding_idx: _embedding_bag,
+        torch.ops.aten._grouped_mm.default: grouped_products,
         torch.ops.aten.scatter_reduce.two: _scatter_reduce,
         torch.ops.aten.squeeze.dim: _squeeze,
         torch.ops.aten.squeeze.dims: _squeeze,
     }
+    # What transformers computes its experts by where torch's own operator does not do; there once it has been imported.
+    if hasattr(torch.ops.transformers, "grouped_mm_fallback"):
+        written[torch.ops.transformers.grouped_mm_fallback.default] = grouped_products
+    return written
 
 
 def _cross_entropy(
