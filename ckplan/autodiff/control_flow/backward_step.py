@@ -239,15 +239,20 @@ def _check_shapes(loop: Recurrence) -> None:
 
 
 def _active_states(op: Builder, loop: Recurrence, wanted: set[ir.Value], dy: Sequence[ir.Value | None]) -> list[int]:
-    """Return the states whose gradients have to be carried: they depend on what is wanted, and results on them."""
-    inside, before, after = BodyBuilder(op, loop.body), loop.before, loop.after
+    """Return the states whose gradients have to be carried: they depend on what is wanted, and results on them.
+
+    Operators that have a gradient by their definition only are written out in the body.
+    """
+    inside, before = BodyBuilder(op, loop.body), loop.before
     roots = set(wanted) | {b for b, initial in zip(before, loop.initial, strict=True) if op.wants(initial)}
     while True:
-        reached = reachable(inside, list(roots))
-        more = {b for b, a in zip(before, after, strict=True) if a in reached} - roots
+        reached = reachable(inside, list(roots))  # what makes a state may have been written out by that
+        more = {b for b, a in zip(before, loop.after, strict=True) if a in reached} - roots
         if not more:
             break
         roots |= more
+    close_body(inside)  # what an operator was written out in may hand on what it read
+    after = loop.after
     needed = {a for a, gradient in zip(after, dy, strict=False) if gradient is not None}
     needed |= {r[0] for r, gradient in zip(loop.results, dy[loop.states :], strict=False) if gradient is not None}
     while True:

@@ -303,3 +303,26 @@ def test_updates_of_one_place_are_made_in_turn():
     assert "ScatterElements" in found
     assert "ScatterND" not in found
     assert any("ScatterND node(s) with a reduction" in note for note in training.notes)
+
+
+@pytest.mark.parametrize("entering", ["h", "s"], ids=["made anew", "carried on"])
+def test_a_state_that_an_operator_makes_which_its_definition_differentiates(entering):
+    """Attention has no rule: it is written out in the body, and what makes the state is another node then."""
+    step = "Attention<q_num_heads = 2, kv_num_heads = 2, is_causal = 1>"
+    of_loop = f"""y = Loop(steps, , zeros) <body =
+      b (int64 i, bool c, float[2,3,4] s) => (bool goes, float[2,3,4] r) {{
+        goes = Identity(c)
+        r = {step}({entering}, h, h)
+    }}>"""
+    written_out = f"y1 = {step}(zeros, h, h) y = {step}({'h' if entering == 'h' else 'y1'}, h, h)"
+    x, w, v = np.random.default_rng(0).uniform(-1, 1, (3, 2, 3, 4)).astype(np.float32)
+    found = []
+    for nodes in (of_loop, written_out):
+        model = onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 23]> g (float[2,3,4] x) => (float loss)
+            <int64 steps = {{2}}> {{ h = Mul(x, w) {nodes} z = Mul(y, v) loss = ReduceSum<keepdims = 0>(z) }}""")
+        for name, array in {"w": w, "v": v, "zeros": np.zeros_like(x)}.items():
+            model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+        training = ckplan.open_model(model, wrt=["w"]).training
+        found.append(onnxruntime_run(training.model, {"x": x})[training.gradients["w"]])
+    assert np.abs(found[1]).max() > 0.1
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-6)
