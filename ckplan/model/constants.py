@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from ckplan import keys
 from ckplan.model.node_reads import fixed_integers
+from ckplan.model.rewiring import output_copy
 from ckplan.operators.matching import is_op
 
 IN_NODE = "Constant node"
@@ -101,18 +102,16 @@ def _hoist_node(
     if tensor is None or holder is None:
         return None
     name = output.name or "constant"
-    if output.is_graph_output():
-        # An output needs a producer: initializer -> Identity -> output.
+    if output.is_graph_output() and holder is not graph:
+        # An output of a body needs a producer there: initializer -> Identity -> output.
         names[f"{name}_value"] += 1
         value = add_initializer(graph, _claim(f"{name}_value", names), tensor)
-        identity = ir.node("Identity", inputs=[value], name=node.name)
-        identity.outputs[0].type, identity.outputs[0].shape = output.type, output.shape
+        identity = output_copy(output, value)
+        identity.name = node.name
         holder.insert_before(node, identity)
-        ir.convenience.replace_all_uses_with(output, identity.outputs[0], replace_graph_outputs=True)
-        identity.outputs[0].name = name
     else:
         value = add_initializer(graph, _claim(name, names), tensor)
-        ir.convenience.replace_all_uses_with(output, value)
+        ir.convenience.replace_all_uses_with(output, value, replace_graph_outputs=True)
     holder.remove(node, safe=True)
     return value
 

@@ -5,6 +5,27 @@ from __future__ import annotations
 import onnx_ir as ir
 
 
+def output_copy(output: ir.Value, source: ir.Value) -> ir.Node:
+    """Let a copy of a value be an output of its graph in the place of another, and the value itself what nodes read.
+
+    Args:
+        output: among the outputs of its graph.
+        source: what is the same; has another name.
+
+    Returns:
+        The node that copies, in no graph yet.
+    """
+    name = output.name
+    copy = ir.node("Identity", inputs=[source])
+    copied = copy.outputs[0]
+    copied.type, copied.shape = output.type, output.shape
+    for use in list(output.uses()):
+        use.node.replace_input_with(use.idx, source)
+    ir.convenience.replace_all_uses_with(output, copied, replace_graph_outputs=True)
+    output.name, copied.name = None, name
+    return copy
+
+
 def put_in_place(node: ir.Node, result: ir.Value) -> None:
     """Let a value of the same graph be what a node makes, under its name; the node goes.
 

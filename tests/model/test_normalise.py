@@ -10,6 +10,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from ckplan import keys
+from ckplan.autodiff import build_training_graph
 from ckplan.errors import ModelError
 from ckplan.model import is_constant, load
 from tests.model.models import assert_normal, loaded, normal, operators, parse, run, write
@@ -39,6 +40,42 @@ def test_weights_in_constant_nodes_are_parameters_and_literals_are_not(tmp_path:
     initializers = forward.model.graph.initializers
     assert not is_constant(initializers["w"])
     assert is_constant(initializers["half"])
+
+
+@pytest.mark.parametrize("of", ["Constant node", "shape of an input", "branch"])
+def test_constants_that_are_outputs_are_constants_for_what_reads_them(tmp_path: Path, of: str) -> None:
+    """As in a file of which someone asked for all that it computes."""
+    made = {
+        "Constant node": "axes = Constant <value_ints = [1]> ()",
+        "shape of an input": "two = Shape <start = 0, end = 1> (x) axes = Sub(two, one)",
+        "branch": """axes = If (yes) <then_branch = t () => (int64[1] a) { a = Constant <value_ints = [1]> () },
+                                      else_branch = e () => (int64[1] b) { b = Constant <value_ints = [0]> () }>""",
+    }[of]
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+    g (float[2, 3] x) => (float[2] y, int64[1] axes) <bool yes = {{1}}, int64[1] one = {{1}}> {{
+        {made}
+        a = MatMul(x, w)
+        y = ReduceSum <keepdims = 0> (a, axes)
+    }}"""
+    forward = loaded(tmp_path, text, {"w": normal(0, 3, 4)})
+    assert [value.name for value in forward.model.graph.outputs] == ["y", "axes"]
+    x = normal(1, 2, 3)
+    y, axes = run(forward.model, {"x": x})
+    np.testing.assert_allclose(y, (x @ normal(0, 3, 4)).sum(1), rtol=1e-5)
+    assert axes.tolist() == [1]
+    training = build_training_graph(forward.model, loss="sum-of-squares", wrt=["w"])
+    assert list(training.gradients) == ["w"]
+
+
+def test_weights_in_constant_nodes_that_are_outputs(tmp_path: Path) -> None:
+    model = parse('<ir_version: 8, opset_import: ["" : 17]> g (float[2, 3] x) => (float[2, 4] y) { y = MatMul(x, w) }')
+    constant = helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(normal(0, 3, 4)))
+    model.graph.node.insert(0, constant)
+    model.graph.output.append(helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [3, 4]))
+    forward = load(write(model, tmp_path))
+    assert_normal(forward.model)
+    training = build_training_graph(forward.model, loss="sum-of-squares")
+    assert list(training.gradients) == ["w"]
 
 
 def test_functions_are_inlined(tmp_path: Path) -> None:

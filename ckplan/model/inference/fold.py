@@ -26,6 +26,7 @@ from ckplan.model.node_reads import fixed_tensor
 from ckplan.model.normal_form.opset import MINIMUM_IR_VERSION
 from ckplan.model.normal_form.trip_counts import fix_trip_count
 from ckplan.model.normal_form.unchanging_states import capture_unchanging_states
+from ckplan.model.rewiring import output_copy
 from ckplan.model.sequences.appended import write_appended
 from ckplan.model.sequences.bag_sequences import write_bag_sequence
 from ckplan.model.sequences.bags import write_bags
@@ -361,11 +362,8 @@ def _replace_by_initializer(node: ir.Node, output: ir.Value, state: Sweep) -> No
     output.name = None
     initializer = _initializer(state, array, f"{name}_value" if is_output else name)
     if is_output:
-        copy = ir.node("Identity", inputs=[initializer])
-        copy.outputs[0].type, copy.outputs[0].shape = initializer.type, initializer.shape
         assert node.graph is not None
-        node.graph.insert_before(node, copy)
-        ir.convenience.replace_all_uses_with(output, copy.outputs[0], replace_graph_outputs=True)
-        copy.outputs[0].name = name
+        output.name, output.type, output.shape = name, initializer.type, initializer.shape
+        node.graph.insert_before(node, output_copy(output, initializer))
     else:
         ir.convenience.replace_all_uses_with(output, initializer)
