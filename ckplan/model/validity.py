@@ -30,7 +30,7 @@ CHECK_IT = "export it again, and see whether it passes onnx.checker"
 _AGAIN = "export or download it again"
 
 
-def check_names(model: ir.Model, file: Path) -> None:
+def check_names(model: ir.Model, file: Path | str) -> None:
     """See that names are text: protobuf passes on bytes that are not UTF-8.
 
     Raises:
@@ -56,7 +56,7 @@ def _is_text(*texts: object) -> bool:
     return all(isinstance(text, str | None) for text in texts)
 
 
-def check_tensors(model: ir.Model, file: Path) -> None:
+def check_tensors(model: ir.Model, file: Path | str) -> None:
     """See that the tensors in a file hold what their dims say.
 
     Raises:

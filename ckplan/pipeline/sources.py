@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ckplan.errors import ModelError, UsageError
 from ckplan.model import ForwardModel, load
 from ckplan.model.files.external import data_files
-from ckplan.model.files.read import read, read_proto
+from ckplan.model.files.read import check_whole, read, read_proto
 from ckplan.model.loading import normalise
 from ckplan.pipeline.options import StepOptions
 
@@ -26,12 +26,13 @@ def model_of(source: Source) -> ir.Model:
     """A model as it came, read if it is a file.
 
     Raises:
-        ModelError: the file cannot be read, or a data file that a model in memory reads is not there.
+        ModelError: the file cannot be read, the model in memory is not valid, or a data file of it is not there.
         UsageError: it is no model at all.
     """
     if isinstance(source, str | os.PathLike):
         return read(source)
     if isinstance(source, ir.Model):
+        check_whole(source)
         model = source.clone()
     else:
         _check_kind(source)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -146,6 +147,64 @@ def test_sparse_tensors_become_dense(tmp_path: Path, indices: list[int], where: 
     feeds = {"x": normal(1, 2, 3)}
     expected = run(model, {**feeds, **({"c": np.asarray(True)} if where == "branch" else {})})
     np.testing.assert_allclose(run(forward.model, feeds)[0], expected[0], rtol=1e-6)
+
+
+SPARSE = {
+    "initializer": "y = MatMul(x, w)",
+    "initializer and input": "y = MatMul(x, w)",
+    "Constant": "w = Constant<value_float = 0.>() y = MatMul(x, w)",
+    "function": "y = f.product(x)",
+    "branch of a function": "y = f.chosen(x)",
+}
+OF_FUNCTIONS = """
+<domain: "f", opset_import: ["": 13]> product (x) => (y) { w = Constant<value_float = 0.>() y = MatMul(x, w) }
+<domain: "f", opset_import: ["": 13]> chosen (x) => (y) {
+    c = Constant<value_int = 1>()
+    b = Cast<to = 9>(c)
+    y = If(b) <then_branch = t () => (a) { w = Constant<value_float = 0.>() a = MatMul(x, w) },
+               else_branch = e () => (z) { w = Constant<value_float = 0.>() z = MatMul(x, w) }>
+}"""
+
+
+@pytest.mark.parametrize("where", SPARSE)
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_sparse_tensors_wherever_they_stand(tmp_path: Path, where: str, in_memory: bool) -> None:
+    text = TEXT.replace('"" : 13', '"": 13, "f": 1').replace("y = MatMul(x, w)", SPARSE[where])
+    model = parse(text + (OF_FUNCTIONS if "function" in where else ""))
+    sparse = sparse_tensor(np.asarray([1, 7], np.int64))
+    if "initializer" in where:
+        model.graph.sparse_initializer.append(sparse)
+    if "input" in where:
+        model.graph.input.append(onnx.helper.make_tensor_value_info("w", onnx.TensorProto.FLOAT, [3, 4]))
+    called = [node for function in model.functions for node in function.node]
+    branches = [node for outer in called for attribute in outer.attribute for node in attribute.g.node]
+    for node in (*model.graph.node, *called, *branches):
+        if node.op_type == "Constant" and node.output[0] == "w":
+            del node.attribute[:]
+            node.attribute.append(onnx.helper.make_attribute("sparse_value", sparse))
+    before = model.SerializeToString()
+    forward = forward_of(model if in_memory else write(model, tmp_path), StepOptions())
+    assert model.SerializeToString() == before
+    x = normal(1, 2, 3)
+    dense = np.asarray([[0, 2, 0, 0], [0, 0, 0, -1], [0, 0, 0, 0]], np.float32)
+    np.testing.assert_allclose(run(forward.model, {"x": x})[0], x @ dense, rtol=1e-6)
+
+
+@pytest.mark.parametrize("declared", ["float", "float[N, M]"])
+def test_an_input_that_is_an_output_has_the_shape_of_the_input(tmp_path: Path, declared: str) -> None:
+    text = TEXT.replace("(float[2, 4] y)", f"(float[2, 4] y, {declared} x)")
+    forward = load(write(parse(text, {"w": normal(0, 3, 4)}), tmp_path))
+    assert [tuple(value.shape or ()) for value in forward.model.graph.inputs] == [(2, 3)]
+    assert not any("N=" in note or "default" in note for note in forward.notes)
+
+
+def test_models_in_memory_are_checked_as_files_are() -> None:
+    model = parse(TEXT)  # w is not there
+    for source in (model, ir.from_proto(model)):
+        with pytest.raises(ModelError, match=r"the model is not valid: MatMul .* reads 'w', which nothing produces"):
+            forward_of(source, StepOptions())
+    with pytest.raises(ModelError, match="the model is not an ONNX model"):
+        forward_of(onnx.ModelProto(), StepOptions())
 
 
 def test_a_sparse_tensor_that_does_not_fit_its_shape(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from ckplan.arguments import path_of
 from ckplan.display import did_you_mean, one_line
 from ckplan.errors import ModelError
 from ckplan.model.files.external import settle
-from ckplan.model.normal_form.maps import read_scores, with_scores
-from ckplan.model.normal_form.sparse import read_dense
+from ckplan.model.normal_form.maps import with_scores
+from ckplan.model.normal_form.sparse import has_sparse, mark_dense, write_dense
 from ckplan.model.validity import CHECK_IT, check_names, check_tensors
 
 _FOREIGN = (
@@ -28,10 +28,10 @@ _FOREIGN = (
 
 _SAVE_IT = "save the model as a file first"
 
-_SPARSE = "Sparse tensors are not supported"
-"""What onnx-ir says of a Constant with one."""
 _MAPS = "Map types are not supported"
-"""What it says of an output that is a map."""
+"""What onnx-ir says of an output that is a map."""
+_IN_MEMORY = "the model"
+"""What messages call a model that is no file."""
 
 
 def read(path: str | os.PathLike[str]) -> ir.Model:
@@ -46,18 +46,31 @@ def read(path: str | os.PathLike[str]) -> ir.Model:
             and the remedy.
     """
     file = path_of("the model", path)
-    model, unmade = _parse(file)
-    _check_graph(model, file)
-    if unmade is not None:
-        node, value = unmade
-        raise ModelError(
-            f"{file} is not valid: {node.op_type} '{node.name}' reads '{value.name}', which nothing produces",
-            CHECK_IT,
-        )
-    check_names(model, file)
-    check_tensors(model, file)
+    model = _parse(file)
+    check_whole(model, file)
     settle(model, file)
     return model
+
+
+def check_whole(model: ir.Model, name: Path | str = _IN_MEMORY) -> None:
+    """See that a model has what every model has, and that each value is made that something reads.
+
+    Args:
+        model: as it was read, or given in memory.
+        name: what messages call it.
+
+    Raises:
+        ModelError: it does not.
+    """
+    _check_graph(model, name)
+    if (unmade := _read_of_nothing(model.graph)) is not None:
+        node, value = unmade
+        raise ModelError(
+            f"{name} is not valid: {node.op_type} '{node.name}' reads '{value.name}', which nothing produces",
+            CHECK_IT,
+        )
+    check_names(model, name)
+    check_tensors(model, name)
 
 
 def parse(file: Path) -> ir.Model:
@@ -67,36 +80,37 @@ def parse(file: Path) -> ir.Model:
         UsageError: no file system has such a name.
         ModelError: the file is missing, damaged or not ONNX.
     """
-    return _parse(path_of("the model", file))[0]
+    return _parse(path_of("the model", file))
 
 
 def read_proto(proto: onnx.ModelProto) -> ir.Model:
-    """The model of a protocol buffer; outputs that are maps become tensors of scores.
+    """The model of a protocol buffer, which stays as it is; sparse tensors become dense, maps tensors of scores.
 
     Raises:
-        ModelError: onnx-ir does not know what it holds.
+        ModelError: it is not valid, or onnx-ir does not know what it holds.
     """
     try:
-        return ir.from_proto(proto)
+        model = _model_of(proto, Path(), ours=False)
     except Exception as error:  # onnx-ir raises its own kinds, and Python's for what it did not expect
-        reason = _reason(error)
-        if _MAPS in reason:
-            copy = type(proto)()
-            copy.CopyFrom(proto)
-            if (model := with_scores(copy)) is not None:
-                return model
-        raise ModelError(f"the model is damaged or not an ONNX model ({reason})", "export it again") from error
+        raise ModelError(
+            f"{_IN_MEMORY} is damaged or not an ONNX model ({_reason(error)})", "export it again"
+        ) from error
+    check_whole(model)
+    return model
 
 
 _Read = tuple[ir.Node, ir.Value]
 """A node, and a value that it reads."""
 
 
-def _parse(file: Path) -> tuple[ir.Model, _Read | None]:
-    """The model of a file, and where it reads a value that nothing produces."""
+def _parse(file: Path) -> ir.Model:
+    """The model of a file."""
     _check_plausible(file)
     try:
-        return _load(file)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # onnx's, that one of its forms of text is new
+            proto = onnx.load(file, load_external_data=False)
+        model = _model_of(proto, file.parent)
     except OSError as error:
         raise ModelError(
             f"cannot read {file}: {error.strerror or error}", "check the path and its permissions"
@@ -104,6 +118,8 @@ def _parse(file: Path) -> tuple[ir.Model, _Read | None]:
     except Exception as error:  # protobuf, text parser and onnx-ir each raise their own kinds
         reason = _reason(error)
         raise ModelError(f"{file} is damaged or not an ONNX model ({reason})", "export or download it again") from error
+    ir.external_data.set_base_dir(model.graph, file.parent)
+    return model
 
 
 def is_text(file: Path) -> bool:
@@ -111,23 +127,36 @@ def is_text(file: Path) -> bool:
     return onnx.serialization.registry.get_format_from_file_extension(file.suffix) not in (None, "protobuf")
 
 
-def _load(file: Path) -> tuple[ir.Model, _Read | None]:
-    """Read a file; once more where onnx-ir refused an output that is a map, or refused or left out a sparse tensor."""
+def _model_of(proto: onnx.ModelProto, folder: Path, ours: bool = True) -> ir.Model:
+    """The model of a protocol buffer, without what onnx-ir does not know: sparse tensors, outputs that are maps.
+
+    Args:
+        proto: the protocol buffer.
+        folder: where its external data lie.
+        ours: whether it may be changed.
+    """
+    counts: dict[str, str] = {}
+    if has_sparse(proto):
+        proto, ours = (proto if ours else _copied(proto)), True
+        counts = write_dense(proto, folder)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # onnx's, that one of its forms of text is new
-            model = ir.load(file)
-    except Exception as error:  # as in `_parse`, which tells of it where the file cannot be read otherwise either
-        reason = _reason(error)
-        dense = read_dense(file) if _SPARSE in reason else read_scores(file) if _MAPS in reason else None
+        model = ir.from_proto(proto)
+    except Exception as error:  # which the caller tells of where this is nothing that can be read otherwise
+        dense = with_scores(proto if ours else _copied(proto)) if _MAPS in _reason(error) else None
         if dense is None:
             raise
-    else:
-        unmade = _read_of_nothing(model.graph)
-        dense = None if unmade is None else read_dense(file)
-        if dense is None:
-            return model, unmade
-    return dense, _read_of_nothing(dense.graph)
+        model = dense
+    mark_dense(model, counts)
+    for value, declared in zip(model.graph.inputs, proto.graph.input, strict=True):
+        if value.is_graph_output():  # onnx-ir goes by what stands at the output, which is often less
+            ir.serde.deserialize_value_info_proto(declared, value)
+    return model
+
+
+def _copied(proto: onnx.ModelProto) -> onnx.ModelProto:
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    return copy
 
 
 def _reason(error: BaseException) -> str:
@@ -178,7 +207,7 @@ def _near(file: Path) -> str:
     return did_you_mean(file.stem, (path.stem for path in file.parent.glob("*.onnx")), ending=".onnx")
 
 
-def _check_graph(model: ir.Model, file: Path) -> None:
+def _check_graph(model: ir.Model, file: Path | str) -> None:
     graph = model.graph
     if not graph.opset_imports:
         raise ModelError(f"{file} is not an ONNX model: it imports no operator set", "export or download it again")

@@ -5,21 +5,11 @@ Converters of scikit-learn's classifiers end in a ZipMap by default, and onnx-ir
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import onnx
 import onnx_ir as ir
 
 from ckplan.display import shortened
 from ckplan.keys import SCORES
-
-
-def read_scores(file: Path) -> ir.Model | None:
-    """Read a file whose outputs are maps; see `with_scores`. Tensors in external data files stay on disk."""
-    model = with_scores(onnx.load(file, load_external_data=False))
-    if model is not None:
-        ir.external_data.set_base_dir(model.graph, file.parent)
-    return model
 
 
 def with_scores(proto: onnx.ModelProto) -> ir.Model | None:

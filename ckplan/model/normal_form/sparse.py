@@ -5,7 +5,7 @@ onnx-ir knows dense tensors only: it leaves out sparse initializers and refuses 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,26 +19,42 @@ if TYPE_CHECKING:
     import onnx
 
 
-def read_dense(file: Path) -> ir.Model | None:
-    """Read a file with all its sparse tensors written out; tensors in external data files stay on disk.
+def write_dense(proto: onnx.ModelProto, folder: Path) -> dict[str, str]:
+    """Write out all sparse tensors of a model, in place: those of its graphs become initializers.
+
+    Args:
+        proto: the model.
+        folder: where its external data lie.
 
     Returns:
-        The model, whose initializers that were sparse bear `keys.SPARSE`; None if the file has no sparse tensor.
+        How many of its elements each held that is an initializer now, in words, by name.
     """
-    import onnx
-
-    proto = onnx.load(file, load_external_data=False)
     counts: dict[str, str] = {}
     for graph in _graphs(proto.graph):
-        _write_out(graph, file.parent, counts)
-    if not counts:
-        return None
-    model = ir.from_proto(proto)
-    ir.external_data.set_base_dir(model.graph, file.parent)
+        _write_out(graph, folder, counts)
+    for function in proto.functions:
+        for node in function.node:
+            if (tensor := _sparse_value(node)) is not None:  # a function has no initializers
+                node.CopyFrom(_constant(node, _dense(tensor, "", folder, {})))
+            for graph in _nested(node):
+                for one in _graphs(graph):
+                    _write_out(one, folder, {})
+    return counts
+
+
+def has_sparse(proto: onnx.ModelProto) -> bool:
+    """Whether a model holds a sparse tensor."""
+    bodies = [node for function in proto.functions for node in function.node]
+    graphs = [*_graphs(proto.graph), *(one for node in bodies for graph in _nested(node) for one in _graphs(graph))]
+    nodes = (*bodies, *(node for graph in graphs for node in graph.node))
+    return any(graph.sparse_initializer for graph in graphs) or any(_sparse_value(node) is not None for node in nodes)
+
+
+def mark_dense(model: ir.Model, counts: Mapping[str, str]) -> None:
+    """Let the initializers that were sparse bear `keys.SPARSE`; see `write_dense`."""
     for one in (model.graph, *model.graph.subgraphs()):
         for name in counts.keys() & one.initializers.keys():
             one.initializers[name].metadata_props[SPARSE] = counts[name]
-    return model
 
 
 def sparse_notes(model: ir.Model) -> tuple[str, ...]:
@@ -55,9 +71,28 @@ def sparse_notes(model: ir.Model) -> tuple[str, ...]:
 def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     yield graph
     for node in graph.node:
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs) if attribute.HasField("g") or attribute.graphs else ():
-                yield from _graphs(inner)
+        for inner in _nested(node):
+            yield from _graphs(inner)
+
+
+def _nested(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _sparse_value(node: onnx.NodeProto) -> onnx.SparseTensorProto | None:
+    """The sparse tensor of a Constant node."""
+    if node.op_type != "Constant":
+        return None
+    return next((one.sparse_tensor for one in node.attribute if one.name == "sparse_value"), None)
+
+
+def _constant(node: onnx.NodeProto, tensor: onnx.TensorProto) -> onnx.NodeProto:
+    import onnx
+
+    return onnx.helper.make_node("Constant", [], list(node.output), node.name, value=tensor)
 
 
 def _write_out(graph: onnx.GraphProto, folder: Path, counts: dict[str, str]) -> None:
@@ -67,9 +102,8 @@ def _write_out(graph: onnx.GraphProto, folder: Path, counts: dict[str, str]) -> 
     del graph.sparse_initializer[:]
     for index in reversed(range(len(graph.node))):
         node = graph.node[index]
-        found = next((one for one in node.attribute if one.name == "sparse_value"), None)
-        if node.op_type == "Constant" and found is not None:
-            graph.initializer.append(_dense(found.sparse_tensor, node.output[0], folder, counts))
+        if (tensor := _sparse_value(node)) is not None:
+            graph.initializer.append(_dense(tensor, node.output[0], folder, counts))
             del graph.node[index]
 
 
