@@ -33,13 +33,13 @@ from ckplan.autodiff.rewrites.normalised_inputs import normalise_for_weights
 from ckplan.autodiff.rewrites.paddings import pad_in_convolutions
 from ckplan.autodiff.rewrites.patches import multiply_patches
 from ckplan.autodiff.rewrites.spread_rows import gather_rows
-from ckplan.autodiff.rules.angles import outline_angles
 from ckplan.autodiff.rules.convolution.conv_batch_norm import outline_conv_batch_norms
-from ckplan.autodiff.rules.group_norm import outline_group_norms
-from ckplan.autodiff.rules.masked_softmax import outline_masked_softmaxes
-from ckplan.autodiff.rules.mish import outline_mishes
-from ckplan.autodiff.rules.pooled_relu import outline_pooled_relus
-from ckplan.autodiff.rules.silu import outline_silus
+from ckplan.autodiff.rules.elementwise.angles import outline_angles
+from ckplan.autodiff.rules.elementwise.mish import outline_mishes
+from ckplan.autodiff.rules.elementwise.silu import outline_silus
+from ckplan.autodiff.rules.normalisation.group_norm import outline_group_norms
+from ckplan.autodiff.rules.pooling.pooled_relu import outline_pooled_relus
+from ckplan.autodiff.rules.softmaxes.masked_softmax import outline_masked_softmaxes
 
 Targets = dict[ir.Value, ir.Value | None]
 """The values that the reverse sweep starts from, with their gradients; None stands for ones."""

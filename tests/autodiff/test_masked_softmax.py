@@ -8,7 +8,7 @@ import onnx.reference
 import pytest
 
 from ckplan.autodiff import TrainingGraph, build_training_graph
-from ckplan.autodiff.rules import masked_softmax
+from ckplan.autodiff.rules.softmaxes import masked_softmax
 from tests.autodiff.gradcheck import check_gradient, infer, onnxruntime_run, to_dtype, values
 
 MASK = np.where(np.arange(5) > 2, 1.0, 0.0) * np.ones((5, 1))

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import build_training_graph
-from ckplan.autodiff.rules import matmul as rules
+from ckplan.autodiff.rules.linear_algebra import matmul as rules
 from ckplan.errors import UnsupportedOperatorsError
 from ckplan.model import normalise
 from tests.autodiff.gradcheck import check_gradient, check_training_graph, infer, node_model, parse, values

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import build_training_graph
-from ckplan.autodiff.rules import layer_norm
+from ckplan.autodiff.rules.normalisation import layer_norm
 from ckplan.errors import UnsupportedOperatorsError
 from ckplan.model.loading import normalise
 from tests.autodiff.gradcheck import (

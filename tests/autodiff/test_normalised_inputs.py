@@ -68,7 +68,7 @@ TWO = f"{NORM} {LINEAR.replace('y =', 'e =')} k = Transpose<perm=[1,0]>(v) o = M
 )
 @pytest.mark.parametrize("many", [1, 10**6])
 def test_weights_are_scaled(nodes, wrt, many, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("ckplan.autodiff.rules.layer_norm._MANY", many)
+    monkeypatch.setattr("ckplan.autodiff.rules.normalisation.layer_norm._MANY", many)
     training = training_of(model_of(nodes), wrt)
     assert is_plain(norm_of(training))
     # The gradient of Exp reads its result, too.

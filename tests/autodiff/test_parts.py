@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from ckplan.autodiff import build_training_graph
-from ckplan.autodiff.rules import parts
+from ckplan.autodiff.rules.placement import parts
 from ckplan.keys import PHASE
 from tests.autodiff.gradcheck import check_gradient, infer, values
 

@@ -10,7 +10,7 @@ import pytest
 
 from ckplan.autodiff import build_training_graph
 from ckplan.autodiff.reading import size_of
-from ckplan.autodiff.rules import pool_maxima
+from ckplan.autodiff.rules.pooling import pool_maxima
 from ckplan.errors import UnsupportedOperatorsError
 from ckplan.runtime.sizes import bytes_of
 from tests.autodiff.gradcheck import (

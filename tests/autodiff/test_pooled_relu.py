@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import TrainingGraph, build_training_graph
-from ckplan.autodiff.rules import pool_maxima
+from ckplan.autodiff.rules.pooling import pool_maxima
 from tests.autodiff.gradcheck import check_gradient, infer, onnxruntime_run, to_dtype, values, weighed
 from tests.autodiff.reference_operators import use_reference_operators
 

@@ -9,7 +9,7 @@ import onnxruntime
 import pytest
 
 from ckplan.autodiff import build_training_graph
-from ckplan.autodiff.rules.resampling import Sampling, sampling_matrix
+from ckplan.autodiff.rules.sampling.resampling import Sampling, sampling_matrix
 from tests.autodiff.gradcheck import check_gradient, check_second_derivatives, infer, node_model, parse, values
 
 COORDINATES = ["half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "align_corners", "asymmetric"]

@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from ckplan.autodiff import build_training_graph
-from ckplan.autodiff.rules import grid_sample
+from ckplan.autodiff.rules.sampling import grid_sample
 from ckplan.errors import UnsupportedOperatorsError
 from tests.autodiff.gradcheck import (
     check_gradient,

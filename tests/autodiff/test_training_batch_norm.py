@@ -10,7 +10,7 @@ import pytest
 
 import ckplan
 from ckplan import keys
-from ckplan.autodiff.rules import batch_norm
+from ckplan.autodiff.rules.normalisation import batch_norm
 from ckplan.autodiff.training_mode import running
 from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, reference, values
 

@@ -5,7 +5,7 @@ Which heads there are, and their form in two passes; that in one is in `ckplan.a
 A cross-entropy and the product that makes its logits are one composite. Its forward pass goes through the samples in
 chunks, a Scan: logits of a chunk, their losses, and at once, while they are there, the gradient of the layer's input.
 The gradient of the weight needs two numbers per sample of a chunk, the largest logit and the probability of that class;
-the rule (`ckplan.autodiff.rules.linear_cross_entropy`) goes through the classes with them, and writes the rows
+the rule (`ckplan.autodiff.rules.losses.linear_cross_entropy`) goes through the classes with them, and writes the rows
 of the weight's gradient. The logits are made twice, one product of four.
 
 So there is no sum over chunks to hold, and where the gradient of a loss by a sample's is known in the backward pass

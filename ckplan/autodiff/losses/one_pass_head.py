@@ -4,7 +4,7 @@ The loss of a mean or a sum of samples reaches the logits of each through a numb
 weight, and what the weights sum up to. So all that is made of a chunk's logits is made while they are there: losses,
 their own gradient in the same memory, rows of the gradient of the layer's input, and what the chunk adds to the
 gradient of the weight. What the loss itself is multiplied by afterwards is one number for all samples, which the rule
-(`ckplan.autodiff.rules.linear_cross_entropy`) multiplies by.
+(`ckplan.autodiff.rules.losses.linear_cross_entropy`) multiplies by.
 
 The form is that of Liger Kernel (Hsu et al., arXiv:2410.10989). The chunks stand one after the other in the graph, not
 in a Scan, which holds each state twice. The gradient of the weight is summed up in bands of classes, because

@@ -3,7 +3,7 @@
 torch's exporter writes a BatchNormalization without running statistics as the nodes that compute the mean and the
 variance of x, and a BatchNormalization in inference form that is given both. Node by node, the backward pass needs x,
 for the normalisation, and x less its mean, for the variance. The gradient of the whole needs the second alone, see
-:func:`ckplan.autodiff.rules.batch_norm.stateless_batch_normalization`.
+:func:`ckplan.autodiff.rules.normalisation.batch_norm.stateless_batch_normalization`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.paths import discard
 from ckplan.autodiff.reading import attr_float, attr_int, dtype_of, required_input, shape_of
-from ckplan.autodiff.rules.batch_norm import EPSILON, centre
+from ckplan.autodiff.rules.normalisation.batch_norm import EPSILON, centre
 from ckplan.operators.matching import input_of, is_op
 
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze"})

@@ -21,7 +21,7 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import become
 from ckplan.autodiff.idioms.transposes import read_by_transpose, then
 from ckplan.autodiff.reading import attr_str, is_floating, required_input, shape_of
-from ckplan.autodiff.rules.einsum import terms_of
+from ckplan.autodiff.rules.linear_algebra.einsum import terms_of
 from ckplan.operators.matching import is_op
 
 

@@ -2,10 +2,11 @@
 
     (h s + t) W + b = h (s W) + (b + t W),    h = (x - mean) / deviation
 
-The gradient of the weight is then made of h, and so is that of x, see :mod:`ckplan.autodiff.rules.layer_norm`: x is
-not kept, and the gradients of s and t are made of those of the scaled weight and of the bias. In the place of some
-passes over the rows there are some over the weights: it is done where there are far more rows than columns in these. A
-step takes as long as before; the numbers are the same but for rounding.
+The gradient of the weight is then made of h, and so is that of x, see
+:mod:`ckplan.autodiff.rules.normalisation.layer_norm`: x is not kept, and the gradients of s and t are made of those of
+the scaled weight and of the bias. In the place of some passes over the rows there are some over the weights: it is done
+where there are far more rows than columns in these. A step takes as long as before; the numbers are the same but for
+rounding.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import become
 from ckplan.autodiff.control_flow.bodies import BodyBuilder
 from ckplan.autodiff.reading import attr_str, required_input, shape_of, size_of
-from ckplan.autodiff.rules.scatter import updated_in_turn
+from ckplan.autodiff.rules.placement.scatter import updated_in_turn
 from ckplan.display import shortened
 from ckplan.model.inference.infer import static_shape
 from ckplan.model.nested_graphs import graphs_in

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.composites import outline
 from ckplan.autodiff.reading import attr_float, dtype_of, required_input, shape_of
-from ckplan.autodiff.rules.batch_norm import EPSILON, centre
+from ckplan.autodiff.rules.normalisation.batch_norm import EPSILON, centre
 
 
 def batch_normalization(op: Builder, node: ir.Node, old: Sequence[ir.Value]) -> list[ir.Value]:

@@ -21,9 +21,9 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.reading import attr_float, attr_int, required_input, shape_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.batch_norm import EPSILON, deviation
 from ckplan.autodiff.rules.convolution.conv import bias_gradient
 from ckplan.autodiff.rules.convolution.conv_gradients import gradients
+from ckplan.autodiff.rules.normalisation.batch_norm import EPSILON, deviation
 from ckplan.autodiff.rules.windows import convolution_window
 from ckplan.operators.matching import input_of, is_op
 

@@ -15,7 +15,7 @@ Weight gradient, of ``x`` (N, C, ...) and ``dy`` (N, O, ...), K taps:
             planes by one product for a sample, see :mod:`ckplan.autodiff.rules.convolution.crossed_taps`: 0.7 to 1.08
             of the time, in 8 nodes instead of 10 to 16.
 ``unfold``  of few channels in a group and few taps, where a product per tap is 3 to 5 times slower: one product with
-            what all taps read, see :mod:`ckplan.autodiff.rules.unfolded`.
+            what all taps read, see :mod:`ckplan.autodiff.rules.convolution.unfolded`.
 ``conv``    a convolution of ``x`` with ``dy`` as the kernel, a group for each sample. 2 to 4 times slower than products
             in general; best for few channels and large kernels (7x7 stem: 32 ms against 45), of depthwise ones as well.
 ``dot``     for depthwise, and
@@ -35,8 +35,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder
 from ckplan.autodiff.reading import dtype_of, shape_of, size_of
 from ckplan.autodiff.recurrent.time_loop import States, Values, scan
-from ckplan.autodiff.rules import unfolded
-from ckplan.autodiff.rules.convolution import crossed_taps, depthwise_forms
+from ckplan.autodiff.rules.convolution import crossed_taps, depthwise_forms, unfolded
 from ckplan.autodiff.rules.windows import Window, pad_axes, permuted, places_of, tap_of
 
 Form = Literal["image", "batch", "einsum", "sample", "unfold", "conv", "dot", "row"]

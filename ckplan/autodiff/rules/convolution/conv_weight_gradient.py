@@ -13,8 +13,7 @@ import onnx_ir as ir
 
 from ckplan.autodiff.builder import Builder, Device
 from ckplan.autodiff.reading import attr_int, shape_of, size_of
-from ckplan.autodiff.rules import unfolded
-from ckplan.autodiff.rules.convolution import depthwise_forms, depthwise_rows
+from ckplan.autodiff.rules.convolution import depthwise_forms, depthwise_rows, unfolded
 from ckplan.autodiff.rules.convolution.conv_forms import (
     BY_TAP,
     FORMS,

@@ -13,7 +13,8 @@ from ckplan.autodiff.idioms.presence import read_after
 from ckplan.autodiff.idioms.slices import part_bounds, slice_axes, stretch
 from ckplan.autodiff.reading import attr_int, attr_str, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules import sampling
+from ckplan.autodiff.rules.sampling import between_elements
+from ckplan.autodiff.rules.sampling.between_elements import Tap
 
 _MOST_PARTS = 4
 """Parts into which a batch goes."""
@@ -65,13 +66,13 @@ def _pulled(op: Builder, node: ir.Node, x: ir.Value, grid: ir.Value, g: ir.Value
     mode = _MODES.get(mode, mode)
     padding = attr_str(node, "padding_mode", "zeros")
     aligned = bool(attr_int(node, "align_corners", 0))
-    flat = op.reshape(op.wide(sampling.gated(op, grid, g)), [batch, count, len(sizes)])
+    flat = op.reshape(op.wide(between_elements.gated(op, grid, g)), [batch, count, len(sizes)])
     data, g = op.cast(x, flat.dtype), op.cast(g, flat.dtype)
     taps = [
         _taps(op, _coordinate(op, flat, len(sizes) - 1 - axis), size, mode, padding, aligned)
         for axis, size in enumerate(sizes)
     ]
-    found = sampling.pull_back(
+    found = between_elements.pull_back(
         op,
         op.reshape(data, [batch, channels, math.prod(sizes)]),
         op.reshape(g, [batch, channels, count]),
@@ -95,17 +96,17 @@ def _coordinate(op: Builder, grid: ir.Value, column: int) -> ir.Value:
     return op.reshape(single, [batch, 1, count])
 
 
-def _taps(op: Builder, coordinate: ir.Value, size: int, mode: str, padding: str, aligned: bool) -> list[sampling.Tap]:
+def _taps(op: Builder, coordinate: ir.Value, size: int, mode: str, padding: str, aligned: bool) -> list[Tap]:
     """Return the taps along one axis for coordinates from -1 to 1."""
     scale = (size - 1) / 2 if aligned else size / 2
     mirrors = (0.0, float(size - 1)) if aligned else (-0.5, size - 0.5)
     place = op.Add(op.Mul(coordinate, scale), (size - 1) / 2)
-    position = sampling.Position(place, op.constant(np.full((1, 1, 1), scale, dtype_of(coordinate))))
+    position = between_elements.Position(place, op.constant(np.full((1, 1, 1), scale, dtype_of(coordinate))))
     if mode == "cubic":
-        return sampling.cubic_taps(op, position, size, padding, mirrors)
+        return between_elements.cubic_taps(op, position, size, padding, mirrors)
     if padding == "reflection":
-        position = sampling.reflected(op, position, *mirrors)
+        position = between_elements.reflected(op, position, *mirrors)
     if padding != "zeros":
-        position = sampling.bordered(op, position, size)
-    taps = sampling.nearest_taps if mode == "nearest" else sampling.linear_taps
+        position = between_elements.bordered(op, position, size)
+    taps = between_elements.nearest_taps if mode == "nearest" else between_elements.linear_taps
     return taps(op, position, size, padding == "zeros")

@@ -19,7 +19,7 @@ from ckplan.autodiff.formulas.replacement import is_private
 from ckplan.autodiff.paths import discard
 from ckplan.autodiff.reading import dtype_of, required_input
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.number_blocks import by_blocks
+from ckplan.autodiff.rules.elementwise.number_blocks import by_blocks
 from ckplan.operators.matching import is_op
 
 _LIMIT = 20.0

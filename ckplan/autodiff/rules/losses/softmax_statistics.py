@@ -11,8 +11,8 @@ from ckplan.autodiff.losses.softmax_statistics import OPERATOR, derivatives_of, 
 from ckplan.autodiff.losses.statistics_head import LOSS
 from ckplan.autodiff.reading import attr_int, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.linear_cross_entropy import Head, by_layer, made_at_once
-from ckplan.autodiff.rules.losses import is_one
+from ckplan.autodiff.rules.losses.criteria import is_one
+from ckplan.autodiff.rules.losses.linear_cross_entropy import Head, by_layer, made_at_once
 from ckplan.operators.matching import input_of
 
 

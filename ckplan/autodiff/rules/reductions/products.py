@@ -8,8 +8,8 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_int, required_input, shape_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.reduction import as_one_axis, from_one_axis, kept
-from ckplan.autodiff.rules.shape import cut, pad
+from ckplan.autodiff.rules.placement.shape import cut, pad
+from ckplan.autodiff.rules.reductions.reduction import as_one_axis, from_one_axis, kept
 
 
 @rule("ReduceProd", since=18, fixed=[1])

@@ -21,8 +21,8 @@ from ckplan.autodiff.idioms.tables import Lookups, add_lookups, is_narrow
 from ckplan.autodiff.idioms.transposes import before_transpose
 from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
-from ckplan.autodiff.rules.parts import gradient_of_part
-from ckplan.autodiff.rules.shape import pad
+from ckplan.autodiff.rules.placement.parts import gradient_of_part
+from ckplan.autodiff.rules.placement.shape import pad
 from ckplan.keys import PADDING_ROW
 from ckplan.operators.matching import input_of
 

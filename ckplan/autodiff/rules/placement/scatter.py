@@ -19,8 +19,8 @@ from ckplan.autodiff.idioms.scattering import scatter_add
 from ckplan.autodiff.reading import attr_int, attr_str, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import rule
 from ckplan.autodiff.rewrites.spread_rows import spread_rows
-from ckplan.autodiff.rules.gather import flat_indices
-from ckplan.autodiff.rules.shape import cut
+from ckplan.autodiff.rules.placement.gather import flat_indices
+from ckplan.autodiff.rules.placement.shape import cut
 from ckplan.operators.matching import input_of
 
 

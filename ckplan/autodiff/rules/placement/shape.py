@@ -10,7 +10,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_float, attr_int, attr_ints, attr_str, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.parts import gradient_of_part, is_part
+from ckplan.autodiff.rules.placement.parts import gradient_of_part, is_part
 from ckplan.operators.matching import input_of
 
 

@@ -14,7 +14,7 @@ from ckplan.autodiff.losses.crossentropy import labels_of
 from ckplan.autodiff.losses.tied_heads import PARTS, part_of, parts_of, places
 from ckplan.autodiff.reading import dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.losses import by_sample_weights, sample_slopes
+from ckplan.autodiff.rules.losses.criteria import by_sample_weights, sample_slopes
 
 _LEAST = 1e-20
 """Share of the sum of exponentials below which a part counts as having this one: far below what float32 resolves beside

@@ -11,7 +11,8 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.idioms.slices import stretch
 from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
-from ckplan.autodiff.rules import sampling
+from ckplan.autodiff.rules.sampling import between_elements
+from ckplan.autodiff.rules.sampling.between_elements import Tap
 from ckplan.autodiff.rules.windows import Window, window_of
 from ckplan.operators.matching import input_of
 
@@ -45,7 +46,7 @@ def deform_conv(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
         sampled = [batch * offset_groups, channels // offset_groups, count]
         rows = op.reshape(weight, [groups, filters // groups, per_group])
         columns = op.MatMul(op.transpose(rows, (0, 2, 1)), g_rows)
-        found = sampling.pull_back(
+        found = between_elements.pull_back(
             op,
             op.wide(op.reshape(x, [*sampled[:2], math.prod(sizes)])),
             op.wide(op.reshape(columns, sampled)),
@@ -71,16 +72,16 @@ def deform_conv(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     return [dx, dweight, doffset, dbias, dmask]
 
 
-def _taps(op: Builder, offset: ir.Value, after: ir.Value, window: Window, images: int) -> list[list[sampling.Tap]]:
+def _taps(op: Builder, offset: ir.Value, after: ir.Value, window: Window, images: int) -> list[list[Tap]]:
     """Return the taps along both axes of what each place reads: where a plain convolution would, plus the offset."""
-    wide = op.wide(sampling.gated(op, offset, after))
+    wide = op.wide(between_elements.gated(op, offset, after))
     apart, dtype = op.reshape(wide, [images, window.size, 2, window.places]), dtype_of(wide)
     taps = []
     for axis, size in enumerate(window.inputs):
         moved = op.reshape(stretch(op, apart, 2, axis, axis + 1), [images, 1, window.size * window.places])
         place = op.Add(moved, _regular(window, axis).astype(dtype))
         one = op.constant(np.ones((1, 1, 1), dtype))
-        taps.append(sampling.linear_taps(op, sampling.Position(place, one), size, zeros=True))
+        taps.append(between_elements.linear_taps(op, between_elements.Position(place, one), size, zeros=True))
     return taps
 
 

@@ -11,8 +11,8 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_float, attr_int, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.activations import is_kept
-from ckplan.autodiff.rules.batch_norm import affine, inverse_deviation
+from ckplan.autodiff.rules.elementwise.activations import is_kept
+from ckplan.autodiff.rules.normalisation.batch_norm import affine, inverse_deviation
 from ckplan.operators.matching import input_of
 
 _EPSILON = 1e-5

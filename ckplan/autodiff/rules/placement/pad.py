@@ -9,7 +9,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_str, required_input, shape_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.shape import cut, pad
+from ckplan.autodiff.rules.placement.shape import cut, pad
 from ckplan.operators.matching import input_of
 
 

@@ -25,7 +25,7 @@ from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.idioms.row_maxima import LEAST, row_maxima
 from ckplan.autodiff.reading import attr_int, required_input, shape_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.softmax import from_probabilities
+from ckplan.autodiff.rules.softmaxes.softmax import from_probabilities
 from ckplan.operators.matching import is_op
 
 _LOWEST, _HIGHEST = -150.0, -60.0

@@ -15,8 +15,8 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.reading import is_read_once, required_input, size_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.activations import masked
-from ckplan.autodiff.rules.pool import to_maxima
+from ckplan.autodiff.rules.elementwise.activations import masked
+from ckplan.autodiff.rules.pooling.pool import to_maxima
 from ckplan.operators.matching import is_op, made_by
 
 

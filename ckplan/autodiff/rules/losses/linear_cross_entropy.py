@@ -24,7 +24,7 @@ from ckplan.autodiff.pieces.regions import near_divisor
 from ckplan.autodiff.pieces.row_writing import WRITER, block_of, write_rows
 from ckplan.autodiff.reading import attr_int, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.losses import by_sample_weights, is_one, sample_slopes
+from ckplan.autodiff.rules.losses.criteria import by_sample_weights, is_one, sample_slopes
 from ckplan.keys import PHASE, PIECES
 from ckplan.operators.matching import input_of
 

@@ -16,7 +16,7 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.reading import attr_float, required_input, shape_of, size_of, sole_reader
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.batch_norm import EPSILON, by_own_statistics
+from ckplan.autodiff.rules.normalisation.batch_norm import EPSILON, by_own_statistics
 from ckplan.operators.matching import is_op
 
 _OPERATOR = "AffineGroupNormalization"

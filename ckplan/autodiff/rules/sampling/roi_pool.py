@@ -11,7 +11,7 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.idioms.slices import stretch
 from ckplan.autodiff.reading import attr_float, attr_ints, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules import sampling
+from ckplan.autodiff.rules.sampling import between_elements
 
 
 @rule("MaxRoiPool", fixed=[1])
@@ -28,7 +28,7 @@ def max_roi_pool(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     images, channels, height, width = shape_of(x)
     count, places = shape_of(g)[0], math.prod(shape_of(g)[2:])
     known = op.constant_of(rois)
-    moved = sampling.gated(op, rois, g)
+    moved = between_elements.gated(op, rois, g)
     rows, columns = (_elements(op, node, moved, known, axis) for axis in (0, 1))
     each = shape_of(rows)[2] * shape_of(columns)[2]
     # -1 stands for an element that a bin does not have.

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_int, attr_ints, attr_str, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import NoGradientError, rule
-from ckplan.autodiff.rules import pool_maxima
+from ckplan.autodiff.rules.pooling import pool_maxima
 from ckplan.autodiff.rules.windows import Window, pad_axes, window_of
 
 #: Operators whose gradient reads their output, and operators whose gradient reads what they multiply.
@@ -28,9 +28,9 @@ def max_pool(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
 
     Where they were is an int64 per output. It is made in the forward pass where x need not be kept for anything else
     and is the larger tensor. Otherwise, as behind a Relu, x is read again: where it is large it is compared with its
-    maxima, see :mod:`ckplan.autodiff.rules.pool_maxima`, else a second MaxPool in the backward pass makes nothing
-    else that lasts: its indices die at once, and no merging of common subexpressions can mistake it for the first,
-    which has one output fewer.
+    maxima, see :mod:`ckplan.autodiff.rules.pooling.pool_maxima`, else a second MaxPool in the backward pass makes
+    nothing else that lasts: its indices die at once, and no merging of common subexpressions can mistake it for the
+    first, which has one output fewer.
 
     Windows that overlap add up in onnxruntime's order, which is fixed on a CPU; on a GPU it may not be.
     """

@@ -1,7 +1,8 @@
 """Gradients of elementwise functions of one input: what passes it on, and the functions of mathematics.
 
-As those of activations (`ckplan.autodiff.rules.activations`) they read the output where that is possible: what a rule
-reads stays in memory until the backward pass, and the output is usually kept anyway, being the next node's input.
+As those of activations (`ckplan.autodiff.rules.elementwise.activations`) they read the output where that is possible:
+what a rule reads stays in memory until the backward pass, and the output is usually kept anyway, being the next node's
+input.
 """
 
 from __future__ import annotations

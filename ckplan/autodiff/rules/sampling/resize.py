@@ -15,7 +15,7 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.idioms.scattering import scatter_add
 from ckplan.autodiff.reading import attr_float, attr_int, attr_ints, attr_str, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
-from ckplan.autodiff.rules.resampling import Entries, Sampling, sampling_matrix
+from ckplan.autodiff.rules.sampling.resampling import Entries, Sampling, sampling_matrix
 from ckplan.operators.matching import input_of
 
 _SMALL = 4096

@@ -26,7 +26,7 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.composites import DOMAIN, outline
 from ckplan.autodiff.reading import attr_float, is_floating, is_read_once, required_input, shape_of, sole_reader
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.number_blocks import by_blocks
+from ckplan.autodiff.rules.elementwise.number_blocks import by_blocks
 from ckplan.operators.matching import is_op
 
 

@@ -23,8 +23,8 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_float, attr_str, dtype_of, required_input, shape_of, size_of
 from ckplan.autodiff.registry import NoGradientError, rule
-from ckplan.autodiff.rules.batch_norm import affine
-from ckplan.autodiff.rules.number_blocks import by_blocks
+from ckplan.autodiff.rules.elementwise.number_blocks import by_blocks
+from ckplan.autodiff.rules.normalisation.batch_norm import affine
 from ckplan.keys import PHASE
 from ckplan.model.traits import is_backward
 from ckplan.operators.matching import input_of, is_op

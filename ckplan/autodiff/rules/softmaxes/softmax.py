@@ -7,7 +7,7 @@ import onnx_ir as ir
 from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.reading import attr_int, shape_of
 from ckplan.autodiff.registry import rule
-from ckplan.autodiff.rules.attention_scores import scores_gradient
+from ckplan.autodiff.rules.softmaxes.attention_scores import scores_gradient
 
 
 @rule("Softmax", since=13)

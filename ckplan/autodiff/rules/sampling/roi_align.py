@@ -18,7 +18,7 @@ from ckplan.autodiff.builder import Builder, Gradients
 from ckplan.autodiff.idioms.slices import stretch
 from ckplan.autodiff.reading import attr_float, attr_int, attr_str, dtype_of, required_input, shape_of
 from ckplan.autodiff.registry import NoGradientError, rule
-from ckplan.autodiff.rules import sampling
+from ckplan.autodiff.rules.sampling import between_elements
 
 #: Samples of one bin, at least half an element apart, that can lie within one element of a row, and two for rounding.
 _NEAR = 6
@@ -66,7 +66,7 @@ def roi_align(op: Builder, node: ir.Node, dy: Gradients) -> Gradients:
     assert g is not None
     if 0 in shape_of(x) or 0 in shape_of(g):
         return [None, None, None]
-    regions = op.cast(sampling.gated(op, rois, g), x.dtype)
+    regions = op.cast(between_elements.gated(op, rois, g), x.dtype)
     axes = [_axis(op, node, regions, axis) for axis in (0, 1)]
     if attr_str(node, "mode", "avg").lower() == "max":
         dx, drois = _maximum(op, axes, (x, rois, batches), g)
@@ -143,7 +143,7 @@ def _shares(op: Builder, axis: _Axis, slopes: bool) -> _Shares:
     beyond = op.Sub(place, held)
     # Samples more than one element outside do not count.
     counted = op.And(op.GreaterOrEqual(place, -1.0), op.LessOrEqual(place, float(axis.size)))
-    factor = sampling.product(op, op.Cast(counted, to=axis.start.dtype), exists)
+    factor = between_elements.product(op, op.Cast(counted, to=axis.start.dtype), exists)
     assert factor is not None
     factor = op.Mul(factor, 1.0 / axis.samples) if isinstance(axis.samples, int) else op.Div(factor, divisor)
     distance = op.Sub(rows, held)
@@ -175,7 +175,7 @@ def _average(
         marked = op.OneHot(batches, np.asarray(images), np.asarray([0, 1], dtype_of(x)))
         marked = op.reshape(marked, [count, 1, images, 1])
     side = op.reshape(columns.weights, [count, bins, 1, width])
-    placed = op.reshape(sampling.product(op, side, marked) or side, [count * bins, images * width])
+    placed = op.reshape(between_elements.product(op, side, marked) or side, [count * bins, images * width])
     dx = None
     if op.wants(x):
         dx = op.reshape(op.MatMul(spread, placed), [channels, height, images, width])

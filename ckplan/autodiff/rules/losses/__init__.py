@@ -1,0 +1,1 @@
+"""Gradients of losses, and of loss heads with the linear layer before them."""

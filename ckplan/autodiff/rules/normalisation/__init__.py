@@ -1,0 +1,1 @@
+"""Gradients of normalisations, with the statistics of batches, groups, layers and rows."""

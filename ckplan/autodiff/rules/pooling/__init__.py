@@ -1,0 +1,1 @@
+"""Gradients of pooling, and of what is taken as one with it."""

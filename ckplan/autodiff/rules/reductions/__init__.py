@@ -1,0 +1,1 @@
+"""Gradients of sums, products and other reductions along axes."""

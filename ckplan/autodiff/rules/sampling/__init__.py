@@ -1,0 +1,1 @@
+"""Gradients of operators that read between elements: Resize, grids, regions of interest."""

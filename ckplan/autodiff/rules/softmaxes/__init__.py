@@ -1,0 +1,1 @@
+"""Gradients of softmaxes, behind masks and in attention."""
