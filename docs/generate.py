@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from ckplan.cli import cli
-from ckplan.cli.help import GENERAL, section_of
+from ckplan.cli.terminal.help import GENERAL, section_of
 from ckplan.planner.strategies import STRATEGIES
 from ckplan.report import docs
 from ckplan.report.listings import default as written

@@ -124,7 +124,8 @@ EVERY = (
 )
 IN_ONE_PROCESS = """
 import sys
-from ckplan.cli import cli, demo
+from ckplan.cli import cli
+from ckplan.cli.commands import demo
 demo._BATCH = 1  # the same calls, sooner
 for line in sys.argv[1:]:
     try:

@@ -241,7 +241,7 @@ def _command(arguments: Sequence[str], folder: Path, files: Sequence[Path]) -> i
 def _plan_instance(file: Path) -> None:
     """What a program does with a planning instance; there is no command for it."""
     from ckplan.cli.app import exit_code_of
-    from ckplan.cli.streams import Settings
+    from ckplan.cli.terminal.streams import Settings
     from ckplan.planner.instances import load_problem
     from ckplan.planner.strategies import parse_strategy
 

@@ -5,7 +5,8 @@ No module here imports numpy, onnx or rich at its top: ``ckplan --help`` has to 
 
 from __future__ import annotations
 
-from ckplan.cli import (
+from ckplan.cli.app import cli
+from ckplan.cli.commands import (
     analyze,
     artifacts,
     compare,
@@ -25,7 +26,6 @@ from ckplan.cli import (
     train,
     verify,
 )
-from ckplan.cli.app import cli
 
 __all__ = ["cli", "main"]
 

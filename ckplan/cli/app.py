@@ -19,9 +19,9 @@ from typing import Any, TextIO
 import click
 
 from ckplan import __version__
-from ckplan.cli.interruption import INTERRUPTED, end_when_stuck
 from ckplan.cli.late_imports import defer_imports
-from ckplan.cli.streams import Settings, say, to_stdout
+from ckplan.cli.terminal.interruption import INTERRUPTED, end_when_stuck
+from ckplan.cli.terminal.streams import Settings, say, to_stdout
 from ckplan.display import one_line
 from ckplan.errors import CkplanError, EnvironmentUnavailableError, ModelError
 from ckplan.isolation.collecting import ALLOCATIONS

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckplan.cli.output import check_output
-from ckplan.cli.streams import settings, stage
+from ckplan.cli.terminal.streams import settings, stage
 from ckplan.errors import UsageError
 
 if TYPE_CHECKING:

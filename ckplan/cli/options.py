@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from ckplan.cli import completion
-from ckplan.cli.help import section, stack
-from ckplan.cli.streams import Settings
+from ckplan.cli.terminal import completion
+from ckplan.cli.terminal.help import section, stack
+from ckplan.cli.terminal.streams import Settings
 from ckplan.cli.values import (
     OUTPUT,
     PATH,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckplan.arguments import file_to_write, path_of
-from ckplan.cli.streams import details, notes, settings, stage
+from ckplan.cli.terminal.streams import details, notes, settings, stage
 from ckplan.errors import EnvironmentUnavailableError, UsageError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ckplan.cli.streams import details, notes, settings, stage
+from ckplan.cli.terminal.streams import details, notes, settings, stage
 from ckplan.errors import ModelError, UsageError
 from ckplan.units import format_bytes, format_unlike
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from ckplan.cli.streams import notes, stage
+from ckplan.cli.terminal.streams import notes, stage
 from ckplan.display import file_name
 from ckplan.errors import CheckFailedError, UsageError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckplan.cli.streams import notes, stage
+from ckplan.cli.terminal.streams import notes, stage
 
 if TYPE_CHECKING:
     from ckplan.pipeline import Step, StepOptions

@@ -1,8 +1,8 @@
 """Names of nodes, tensors and files come from strangers: text that cannot break out of where it is put.
 
-Whatever leaves the program goes through here, once, where it leaves: lines on stderr (`ckplan.cli.streams`), the
-values that the page's template is filled with, reports for terminals, JSON, Markdown, XML, CSV and GitHub's workflow
-commands (docs.github.com/actions/reference/workflow-commands-for-github-actions). What makes reports need not
+Whatever leaves the program goes through here, once, where it leaves: lines on stderr (`ckplan.cli.terminal.streams`),
+the values that the page's template is filled with, reports for terminals, JSON, Markdown, XML, CSV and GitHub's
+workflow commands (docs.github.com/actions/reference/workflow-commands-for-github-actions). What makes reports need not
 know: it may put any name into any text.
 """
 

@@ -83,7 +83,7 @@ def test_the_plan_is_shown_before_the_proof(model: Path, tmp_path: Path, monkeyp
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ckplan.cli.rewrite.prove", interrupted)
+    monkeypatch.setattr("ckplan.cli.commands.rewrite.prove", interrupted)
     result = run("rewrite", model, "-o", tmp_path / "out.onnx", "--verify", "--dim", "batch=64")
     assert result.exit_code == 130
     assert "out.onnx: predicted activations" in result.stdout

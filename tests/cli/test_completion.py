@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckplan.cli import cli
-from ckplan.cli.completion import Bash
+from ckplan.cli.terminal.completion import Bash
 from ckplan.planner.strategies import STRATEGIES
 
 

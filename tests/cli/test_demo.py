@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckplan.cli.demo import model_file
+from ckplan.cli.commands.demo import model_file
 from ckplan.errors import UsageError
 from tests.cli.test_commands import failure, run
 

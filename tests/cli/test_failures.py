@@ -18,7 +18,7 @@ from ckplan import errors
 from ckplan.cli import cli
 from ckplan.cli.app import App, exit_code_of
 from ckplan.cli.options import talk_options
-from ckplan.cli.streams import Settings
+from ckplan.cli.terminal.streams import Settings
 from tests.cli.conftest import write_model
 
 

@@ -41,7 +41,7 @@ import atexit, gc, signal, socket
 opened = lambda: [one for one in gc.get_objects() if isinstance(one, socket.socket) and one.fileno() >= 0]
 atexit.register(lambda: print(len(opened())))  # runs behind what is registered later
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from ckplan.cli.interruption import end_when_stuck
+from ckplan.cli.terminal.interruption import end_when_stuck
 end_when_stuck()
 print(len(opened()))
 """
@@ -77,7 +77,7 @@ def test_ctrl_c_keeps_the_best_plan_so_far(tmp_path: Path) -> None:
 STUCK = """
 import hashlib, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from ckplan.cli import interruption
+from ckplan.cli.terminal import interruption
 interruption.GRACE = 0.5
 interruption.end_when_stuck()
 print("computing", flush=True)

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ckplan.cli.streams import Settings, annotate, say, show, stage
+from ckplan.cli.terminal.streams import Settings, annotate, say, show, stage
 from ckplan.report.html import render
 from tests.cli.test_commands import run
 from tests.report.pages import findings, occupancy

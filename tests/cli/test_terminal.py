@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ckplan.cli import cli
-from ckplan.cli.streams import Settings, stage
+from ckplan.cli.terminal.streams import Settings, stage
 from ckplan.meter import checkup
 from tests.cli.test_commands import run
 

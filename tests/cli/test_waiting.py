@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from ckplan.cli import waiting
-from ckplan.cli.waiting import Waiting, listening, shown
+from ckplan.cli.terminal import waiting
+from ckplan.cli.terminal.waiting import Waiting, listening, shown
 
 
 def test_the_line_tells_the_time_and_the_best_plan() -> None:

@@ -13,7 +13,7 @@ import pytest
 import ckplan
 from ckplan.answers.analysis import quick_strategies
 from ckplan.cli.planning import tell
-from ckplan.cli.streams import Settings
+from ckplan.cli.terminal.streams import Settings
 from ckplan.errors import InfeasibleError
 from ckplan.keys import PREDICTED_ACTIVATIONS
 from ckplan.pipeline import Goal, Planned, Step, activation_budget, plan_files, rewrite, step_of

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckplan.cli.help import SectionedCommand
 from ckplan.cli.html import analysis_page, check_page
 from ckplan.cli.options import (
     budget_option,
@@ -22,7 +21,8 @@ from ckplan.cli.options import (
 from ckplan.cli.output import refuse_idle
 from ckplan.cli.planning import shown_plan, tell_whole
 from ckplan.cli.step import opened
-from ckplan.cli.streams import details, show, show_json, stage
+from ckplan.cli.terminal.help import SectionedCommand
+from ckplan.cli.terminal.streams import details, show, show_json, stage
 
 if TYPE_CHECKING:
     from ckplan.pipeline import StepOptions

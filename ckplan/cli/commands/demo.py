@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import force_option, json_option, talk_options
 from ckplan.cli.proof import check, run_both
-from ckplan.cli.streams import notes, say, settings, show, show_json, stage
+from ckplan.cli.terminal.help import SectionedCommand
+from ckplan.cli.terminal.streams import notes, say, settings, show, show_json, stage
 from ckplan.cli.values import OUTPUT
 from ckplan.errors import EnvironmentUnavailableError, UsageError
 
@@ -94,7 +94,7 @@ def model_file() -> Path:
     Raises:
         EnvironmentUnavailableError: it is missing.
     """
-    package = Path(__file__).parent.parent
+    package = Path(__file__).parents[2]
     for place in (package / "demo.onnx", package.parent / "sample_models" / "gpt_tiny.onnx"):
         if place.is_file():
             return place

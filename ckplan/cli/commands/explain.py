@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import (
     cost_option,
     device_option,
@@ -21,7 +20,8 @@ from ckplan.cli.options import (
 )
 from ckplan.cli.proof import check_run_limit
 from ckplan.cli.step import opened
-from ckplan.cli.streams import notes, show, show_json
+from ckplan.cli.terminal.help import SectionedCommand
+from ckplan.cli.terminal.streams import notes, show, show_json
 
 if TYPE_CHECKING:
     from ckplan.pipeline import Goal, StepOptions

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import (
     force_option,
     json_option,
@@ -21,7 +20,8 @@ from ckplan.cli.options import (
 )
 from ckplan.cli.output import check_output, refuse_idle
 from ckplan.cli.reports import check_reports, write_reports, written_first
-from ckplan.cli.streams import notes, show, show_json, stage
+from ckplan.cli.terminal.help import SectionedCommand
+from ckplan.cli.terminal.streams import notes, show, show_json, stage
 from ckplan.cli.values import OUTPUT
 
 

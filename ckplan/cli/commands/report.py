@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckplan.cli.help import SectionedCommand
 from ckplan.cli.html import check_page, plan_page
 from ckplan.cli.options import (
     cost_option,
@@ -22,7 +21,8 @@ from ckplan.cli.options import (
 )
 from ckplan.cli.proof import check, check_device, check_inputs, check_run_limit, prove
 from ckplan.cli.step import opened
-from ckplan.cli.streams import show, show_json, stage
+from ckplan.cli.terminal.help import SectionedCommand
+from ckplan.cli.terminal.streams import show, show_json, stage
 
 if TYPE_CHECKING:
     from ckplan.pipeline import Goal, StepOptions

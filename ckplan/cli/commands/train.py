@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckplan.cli import completion
-from ckplan.cli.help import SectionedCommand, section, stack
 from ckplan.cli.options import custom_ops_option, json_option, optimizer_options, seed_option, talk_options
-from ckplan.cli.streams import answer, notes, settings, show_json
+from ckplan.cli.terminal import completion
+from ckplan.cli.terminal.help import SectionedCommand, section, stack
+from ckplan.cli.terminal.streams import answer, notes, settings, show_json
 from ckplan.cli.values import OUTPUT, PATH
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import (
     cost_option,
     device_option,
@@ -23,7 +22,8 @@ from ckplan.cli.options import (
 from ckplan.cli.output import check_output, refuse_idle
 from ckplan.cli.proof import check_run_limit
 from ckplan.cli.step import opened
-from ckplan.cli.streams import details, notes, show, show_json, stage
+from ckplan.cli.terminal.help import SectionedCommand
+from ckplan.cli.terminal.streams import details, notes, show, show_json, stage
 from ckplan.errors import UsageError
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from ckplan.cli.help import SectionedCommand
 from ckplan.cli.html import check_page, comparison_title, write_page
 from ckplan.cli.options import (
     budget_option,
@@ -32,7 +31,8 @@ from ckplan.cli.options import (
 from ckplan.cli.output import check_output, refuse_idle
 from ckplan.cli.proof import check_device, check_run_limit
 from ckplan.cli.reports import check_reports, write_reports, written_first
-from ckplan.cli.streams import annotate, notes, show, show_json, stage
+from ckplan.cli.terminal.help import SectionedCommand
+from ckplan.cli.terminal.streams import annotate, notes, show, show_json, stage
 from ckplan.cli.values import OUTPUT, PATH, read_share
 from ckplan.errors import CkplanError, EnvironmentUnavailableError, UsageError
 

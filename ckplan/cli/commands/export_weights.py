@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import json_option, output_options, talk_options
 from ckplan.cli.output import check_model_output
-from ckplan.cli.streams import answer, notes, show_json
+from ckplan.cli.terminal.help import SectionedCommand
+from ckplan.cli.terminal.streams import answer, notes, show_json
 from ckplan.cli.values import PATH
 from ckplan.errors import UsageError
 

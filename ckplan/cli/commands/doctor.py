@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import json_option, talk_options
-from ckplan.cli.streams import show, show_json, stage
+from ckplan.cli.terminal.help import SectionedCommand
+from ckplan.cli.terminal.streams import show, show_json, stage
 from ckplan.errors import EnvironmentUnavailableError
 
 

@@ -109,7 +109,7 @@ def stage(doing: str) -> Iterator[Callable[[str], None]]:
 
     What the library logs meanwhile is shown as well: behind it, or with ``--verbose`` as a line of its own.
     """
-    from ckplan.cli.waiting import Waiting, listening, shown
+    from ckplan.cli.terminal.waiting import Waiting, listening, shown
 
     if settings().quiet:
         yield lambda next_doing: None

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import (
     copy_option,
     json_option,
@@ -19,7 +18,8 @@ from ckplan.cli.options import (
 )
 from ckplan.cli.output import check_model_output, written
 from ckplan.cli.step import opened
-from ckplan.cli.streams import notes, show, show_json, stage
+from ckplan.cli.terminal.help import SectionedCommand
+from ckplan.cli.terminal.streams import notes, show, show_json, stage
 from ckplan.errors import ModelError
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from ckplan.cli.help import SectionedCommand
 from ckplan.cli.options import (
     STEP,
     force_option,
@@ -20,7 +19,8 @@ from ckplan.cli.options import (
     training_step_options,
 )
 from ckplan.cli.planning import CHOICES, refuse_beside, tell
-from ckplan.cli.streams import notes, show, show_json, stage
+from ckplan.cli.terminal.help import SectionedCommand
+from ckplan.cli.terminal.streams import notes, show, show_json, stage
 from ckplan.cli.values import OUTPUT, PATH
 from ckplan.errors import UsageError
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from ckplan.cli.streams import say
+from ckplan.cli.terminal.streams import say
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ckplan.cli.streams import answer
+from ckplan.cli.terminal.streams import answer
 
 Decorator = Callable[[Any], Any]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from ckplan.cli.help import SectionedCommand
 from ckplan.cli.html import check_page, files_page
 from ckplan.cli.options import (
     custom_ops_option,
@@ -20,7 +19,8 @@ from ckplan.cli.options import (
 from ckplan.cli.output import refuse_idle
 from ckplan.cli.proof import check, run_both
 from ckplan.cli.reports import check_reports, write_reports, written_first
-from ckplan.cli.streams import show, show_json
+from ckplan.cli.terminal.help import SectionedCommand
+from ckplan.cli.terminal.streams import show, show_json
 from ckplan.cli.values import PATH
 
 

@@ -1,0 +1,1 @@
+"""What a person sees and types: streams, waiting, Ctrl-C, help, completion."""
