@@ -27,6 +27,7 @@ from ckplan.autodiff.formulas.polynomials import Polynomial, applied, is_same, n
 from ckplan.autodiff.formulas.replacement import TYPES, is_private, nodes_inside, reduced_axis, replace_formula
 from ckplan.autodiff.losses.head import SHAPE_ONLY, before_reshapes
 from ckplan.autodiff.reading import dtype_of, shape_of, size_of
+from ckplan.model.inference.infer import static_shape
 from ckplan.model.normal_form.opset import may_raise, raise_opset
 from ckplan.operators.matching import is_op
 
@@ -180,6 +181,8 @@ class _Formula:
     def _made(self, value: ir.Value, steps: int) -> Polynomial | None:
         if value is self._deviation:
             return quantity("deviation")
+        if static_shape(value) is None:  # as a sequence has none
+            return None
         if before_reshapes(value).is_initializer() or (size_of(value) == self._whole[-1] and self._is_fixed(value)):
             return self._fixed(value)
         node = value.producer()

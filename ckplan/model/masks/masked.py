@@ -18,6 +18,7 @@ from ckplan.model.inference.fold import sweep
 from ckplan.model.inference.infer import is_known, static_shape
 from ckplan.model.masks.chosen_rows import look_up_rows
 from ckplan.model.masks.counted import reckon_with_counts
+from ckplan.model.masks.cut_rows import choose_cut_rows, cuts_by_data, write_parts
 from ckplan.model.masks.left_out import work_on_all
 from ckplan.model.masks.mask_rewriting import Mask, Rewriting, deciding_mask, mask_of
 from ckplan.model.masks.ordered_rows import spread_rows
@@ -35,10 +36,14 @@ def without_masks(model: ir.Model) -> tuple[ir.Model, tuple[str, ...]]:
     Returns:
         The model as it is, or another one; notes.
     """
-    if not any(_choosing(model.graph)):
+    if not any(map(cuts_by_data, model.graph)) and not any(_choosing(model.graph)):
         return model, ()
     trial = model.clone()
     rewriting = Rewriting(trial.graph)
+    while cut := choose_cut_rows(rewriting):
+        _clean(trial)
+        write_parts(rewriting, cut)
+        _clean(trial)
     if read_at_whole_places(rewriting):
         _clean(trial)
     met = spread_rows(rewriting)

@@ -184,6 +184,12 @@ def _split(site: _Site) -> None:
     data, sizes = site.input(0), site.input(1)
     shape = static_shape(data) if data is not None else None
     axis = site.node.attributes.get_int("axis", 0)
+    count = None if sizes is None or site.constant(sizes) is not None else static_shape(sizes)
+    if data is not None and sizes is not None and count and count[0]:  # how many is known, if not how large they are
+        site.contents.elements[site.node.outputs[0]] = tuple(
+            site.emit("Split", data, sizes, outputs=count[0], axis=axis)
+        )
+        return
     if data is None or not shape:
         return
     total = shape[axis]
