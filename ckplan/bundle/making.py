@@ -133,7 +133,7 @@ def write_artifacts(
         EnvironmentUnavailableError: it cannot be written.
         ModelError: a graph cannot be written.
     """
-    target = path_of("the folder", folder).resolve()
+    target = Path(os.path.realpath(path_of("the folder", folder)))
     check_folder(target, force)
     try:
         with temporary_folder(target.parent) as workspace:
@@ -168,6 +168,8 @@ def check_folder(target: Path, force: bool) -> None:
     check_directory(target.parent)
     if not os.access(target.parent, os.W_OK):
         raise EnvironmentUnavailableError(f"no permission to write {target}", "write to another directory")
+    if os.path.islink(os.path.realpath(target)):
+        raise UsageError(f"output {target} is a link that leads back to itself", "name another directory")
     if not target.exists():
         return
     if not target.is_dir():

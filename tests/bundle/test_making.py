@@ -182,3 +182,10 @@ def test_a_folder_that_cannot_be_replaced_is_found_out_first(tmp_path: Path, mon
     monkeypatch.setattr("os.access", lambda path, mode: Path(path) != folder)
     with pytest.raises(EnvironmentUnavailableError, match="no permission to replace"):
         ckplan.artifacts(tmp_path / "no.onnx", folder)
+
+
+def test_a_folder_that_is_a_link_to_itself(tmp_path: Path) -> None:
+    for name, other in (("one", "two"), ("two", "one")):
+        (tmp_path / name).symlink_to(tmp_path / other)
+    with pytest.raises(UsageError, match=r"one is a link that leads back to itself; name another directory"):
+        ckplan.artifacts(tmp_path / "no.onnx", tmp_path / "one")
