@@ -168,7 +168,7 @@ def check_folder(target: Path, force: bool) -> None:
     check_directory(target.parent)
     if not os.access(target.parent, os.W_OK):
         raise EnvironmentUnavailableError(f"no permission to write {target}", "write to another directory")
-    if os.path.islink(os.path.realpath(target)):
+    if Path(os.path.realpath(target)).is_symlink():
         raise UsageError(f"output {target} is a link that leads back to itself", "name another directory")
     if not target.exists():
         return

@@ -198,6 +198,12 @@ def test_an_input_that_is_an_output_has_the_shape_of_the_input(tmp_path: Path, d
     assert not any("N=" in note or "default" in note for note in forward.notes)
 
 
+def test_two_inputs_of_one_name(tmp_path: Path) -> None:
+    model = parse(TEXT, {"w": normal(0, 3, 4)})
+    model.graph.input.append(model.graph.input[0])
+    assert "2 of its inputs are called 'x'" in message(write(model, tmp_path))
+
+
 def test_models_in_memory_are_checked_as_files_are() -> None:
     model = parse(TEXT)  # w is not there
     for source in (model, ir.from_proto(model)):

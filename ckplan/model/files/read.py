@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import onnx
@@ -215,6 +216,9 @@ def _check_graph(model: ir.Model, file: Path | str) -> None:
         raise ModelError(f"{file} has no nodes", "export the model again, with its computation")
     if not graph.outputs:
         raise ModelError(f"{file} has no outputs", "export the model again, with its outputs")
+    called = Counter(value.name for value in graph.inputs)
+    if twice := next((name for name, count in called.items() if count > 1), None):
+        raise ModelError(f"{file} is not valid: {called[twice]} of its inputs are called '{twice}'", CHECK_IT)
     for node in ir.traversal.RecursiveGraphIterator(graph):
         for attribute in node.attributes.values():
             if attribute.type == ir.AttributeType.UNDEFINED:
