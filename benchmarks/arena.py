@@ -34,7 +34,7 @@ from ckplan.pipeline import Goal, Step, StepOptions, open_step, rewrite, step_of
 from ckplan.pipeline.arena_forms import in_pools
 from ckplan.planner.arena.allocations import expected_arena
 from ckplan.planner.strategies import parse_strategy
-from ckplan.runtime.allocations_of import allocations_of
+from ckplan.runtime.pools.allocations_of import allocations_of
 from sample_models.catalogue import BUILDERS, SMALL
 from sample_models.light_models import light_model
 

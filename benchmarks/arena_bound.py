@@ -21,7 +21,7 @@ from ckplan.pipeline import rewrite
 from ckplan.planner.arena.allocations import Allocations, expected_arena, requests
 from ckplan.planner.arena.regions import DEFAULT, chunk_size
 from ckplan.planner.strategies import parse_strategy
-from ckplan.runtime.allocations_of import allocations_of
+from ckplan.runtime.pools.allocations_of import allocations_of
 
 _PATIENCE = 2.0
 """Seconds, as CP-SAT counts them, to prove that chunks cannot be packed; else they may be, which leaves a bound."""

@@ -27,7 +27,7 @@ from ckplan.pipeline import Goal, rewrite, step_of
 from ckplan.planner.frontier import Effort, lowest
 from ckplan.planner.peak import peak_of
 from ckplan.planner.strategies import parse_strategy
-from ckplan.runtime.executed import expected_timeline
+from ckplan.runtime.executing.executed import expected_timeline
 
 TOLERANCE = 0.02
 COUNT = 10

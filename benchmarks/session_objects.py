@@ -6,8 +6,9 @@ STEP are files of ``ckplan rewrite`` or ``ckplan grad``. Each is opened twice in
 and memory pattern off: *heap* is what the C library has given out for the second session, *anonymous* the growth of the
 resident memory that is of no file, both without the values of initializers that lie in the file; *first* is what the
 first session took beyond the second, and *library* the pages of files that came in with it. Steps bring in more of
-those: *with steps* is all of them (`benchmarks.in_place`). *Modelled* is `ckplan.runtime.footprint.session_bytes`. With
-``--fit`` the last line has the constants that fit these files best, by relative least squares.
+those: *with steps* is all of them (`benchmarks.in_place`). *Modelled* is `session_bytes` of
+`ckplan.runtime.pools.footprint`. With ``--fit`` the last line has the constants that fit these files best, by relative
+least squares.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from benchmarks.hard_limit import give_back, process_bytes
 from benchmarks.in_place import given_out, measure
 from ckplan.model.files.read import read
 from ckplan.model.files.weights import lies_outside
-from ckplan.runtime.footprint import FIRST_SESSION, LIBRARY, session_bytes
+from ckplan.runtime.pools.footprint import FIRST_SESSION, LIBRARY, session_bytes
 from ckplan.runtime.sizes import bytes_of
 
 KIB, MIB = 2**10, 2**20

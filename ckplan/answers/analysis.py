@@ -17,8 +17,8 @@ from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.exact import Exact
 from ckplan.planner.strategies.revolve import Revolve
 from ckplan.planner.strategies.search import Search
-from ckplan.runtime.footprint import Footprint, held_values
 from ckplan.runtime.occupancy import Occupancy
+from ckplan.runtime.pools.footprint import Footprint, held_values
 from ckplan.runtime.sizes import bytes_of, dimensions_of
 from ckplan.units import format_bytes
 

@@ -17,7 +17,7 @@ from ckplan.pipeline.plan_files import without_plan
 from ckplan.pipeline.sources import Source, model_of
 from ckplan.planner.strategies import Strategy
 from ckplan.planner.strategies.keep_all import KeepAll
-from ckplan.runtime.footprint import Footprint
+from ckplan.runtime.pools.footprint import Footprint
 from ckplan.units import format_bytes
 
 _LARGEST = 2**20
@@ -62,7 +62,7 @@ class Fit:
 
     Attributes:
         dimension: whose size was looked for.
-        memory: bytes that a process may hold; see `ckplan.runtime.footprint`.
+        memory: bytes that a process may hold; see `ckplan.runtime.pools.footprint`.
         sizes: what was tried, the smallest first.
         planned: the largest step that fits, with its plan.
         interrupted: whether the user ended the search; a larger size may fit.
@@ -147,7 +147,7 @@ def fit(
     Args:
         source: the model.
         options: how to load and differentiate it; the sizes of other dimensions are among them.
-        memory: bytes that a process may hold, see `ckplan.runtime.footprint`.
+        memory: bytes that a process may hold, see `ckplan.runtime.pools.footprint`.
         strategy: how to plan.
         dimension: whose size is looked for; see `free_dimension`.
         overhead: extra compute that a plan may cost, as a ratio of the step: the second bound.

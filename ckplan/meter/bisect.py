@@ -30,7 +30,7 @@ from ckplan.meter.running.process import run_job
 from ckplan.meter.types import Prediction, jsonable
 from ckplan.model.fixing import Fixed
 from ckplan.planner.arena.allocations import Allocations, allocations, expected_arena, smallest_limit
-from ckplan.runtime.feeds import has_memory_pattern
+from ckplan.runtime.executing.feeds import has_memory_pattern
 from ckplan.units import format_bytes
 
 PRECISION = 1 / 256

@@ -11,9 +11,9 @@ from ckplan.pipeline.planned import Planned
 from ckplan.planner.arena.allocations import expected_arena, held_wherever
 from ckplan.planner.arena.cells import UNCUT, Layout
 from ckplan.planner.arena.slots import slots_for
-from ckplan.runtime.allocations_of import allocations_of
-from ckplan.runtime.fitting_pools import fitting_pools
-from ckplan.runtime.reservations import best_reservation
+from ckplan.runtime.pools.allocations_of import allocations_of
+from ckplan.runtime.pools.fitting_pools import fitting_pools
+from ckplan.runtime.pools.reservations import best_reservation
 
 _FITS = 4
 """How often pools are fitted to what a file with pools asks for."""

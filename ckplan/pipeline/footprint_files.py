@@ -8,9 +8,9 @@ from ckplan.pipeline.planned import Planned, share_of
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan
 from ckplan.planner.arena.allocations import expected_arena
-from ckplan.runtime.allocations_of import asked_by_plan
-from ckplan.runtime.footprint import Footprint
-from ckplan.runtime.reservations import reservation_for
+from ckplan.runtime.pools.allocations_of import asked_by_plan
+from ckplan.runtime.pools.footprint import Footprint
+from ckplan.runtime.pools.reservations import reservation_for
 
 CLOSE = 1.2
 """How much more a file takes than is expected of its plan, as a ratio, at most, but where another region is needed."""

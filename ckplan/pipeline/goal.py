@@ -36,7 +36,7 @@ class Goal:
         overhead: extra compute that the plan may cost, as a ratio of the step.
         seconds: how long the strategy may search; for each plan, where there are several.
         scope: what the budget is of: the peak of ``activations``, the regions that onnxruntime's ``arena`` holds in the
-            end, or the ``total`` that a process takes (see `ckplan.runtime.footprint`).
+            end, or the ``total`` that a process takes (see `ckplan.runtime.pools.footprint`).
         cheaper_than: what a plan has to cost less than to be of use, in the problem's units, as another form of the
             step keeps to the budget for that; then what is refused need not be proven. Heeded where ``scope`` is not
             of activations.

@@ -16,8 +16,8 @@ from ckplan.planner.arena.cells import Layout
 from ckplan.planner.exact.stages import proven_overhead
 from ckplan.planner.strategies import Strategy
 from ckplan.runtime.occupancy import occupancy_of_executed
+from ckplan.runtime.pools.reservations import Reservation
 from ckplan.runtime.problem_of import problem_of
-from ckplan.runtime.reservations import Reservation
 from ckplan.units import format_bytes
 from ckplan.writer.control_edges import is_control
 from ckplan.writer.describe import describe, describe_plan

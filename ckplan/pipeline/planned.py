@@ -15,8 +15,8 @@ from ckplan.pipeline.goal import ACTIVATIONS, ARENA, TOTAL, Goal
 from ckplan.pipeline.step import Step
 from ckplan.planner import Plan, Timeline
 from ckplan.runtime import problem_of
-from ckplan.runtime.footprint import Footprint, footprint_of
 from ckplan.runtime.occupancy import Occupancy
+from ckplan.runtime.pools.footprint import Footprint, footprint_of
 from ckplan.units import format_bytes
 
 HOLDER = {ARENA: "onnxruntime's arena", TOTAL: "a process"}

@@ -31,10 +31,10 @@ from ckplan.planner.strategies.keep_all import KeepAll
 from ckplan.runtime import problem_of
 from ckplan.runtime.cpu import CPU
 from ckplan.runtime.devices import RUNTIMES
-from ckplan.runtime.executed import executed_model, executed_order
-from ckplan.runtime.footprint import Footprint, footprint_of
-from ckplan.runtime.fused import fused_graph
+from ckplan.runtime.executing.executed import executed_model, executed_order
+from ckplan.runtime.executing.fused import fused_graph
 from ckplan.runtime.occupancy import Occupancy, occupancy_of_executed
+from ckplan.runtime.pools.footprint import Footprint, footprint_of
 from ckplan.runtime.runtime import Runtime
 from ckplan.writer.emit import Written, feed_weights, write
 from ckplan.writer.file_order import in_natural_order
@@ -165,7 +165,7 @@ class Step:
 
     @cached_property
     def fused(self) -> ir.Model:
-        """The graph that is planned: the step as onnxruntime's optimisers leave it; see `ckplan.runtime.fused`.
+        """The graph that is planned, as onnxruntime's optimisers leave it; see `ckplan.runtime.executing.fused`.
 
         Raises:
             ModelError: onnxruntime does not load the model.

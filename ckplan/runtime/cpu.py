@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ckplan.operators.sessions import CPU_ONLY
-from ckplan.runtime.kernels import overwritable, view_source
+from ckplan.runtime.kernels.memory_use import overwritable, view_source
+from ckplan.runtime.kernels.workspace import outside_of, pieces_of, workspace_of
 from ckplan.runtime.runtime import Runtime
-from ckplan.runtime.workspace import outside_of, pieces_of, workspace_of
 
 THREADS = 2
 """onnxruntime's default is the number of physical cores, by which a figure that is to be the same on every machine

@@ -14,10 +14,10 @@ import onnx_ir as ir
 
 from ckplan.planner.problem import Piece
 from ckplan.runtime.cpu import CPU
-from ckplan.runtime.cudnn import CONVOLUTIONS, convolution_workspace
-from ckplan.runtime.kernels import overwritable_on_cuda
+from ckplan.runtime.kernels.cudnn import CONVOLUTIONS, convolution_workspace
+from ckplan.runtime.kernels.memory_use import overwritable_on_cuda
+from ckplan.runtime.kernels.workspace import pieces_of, workspace_of
 from ckplan.runtime.runtime import Runtime
-from ckplan.runtime.workspace import pieces_of, workspace_of
 
 
 def _workspace(node: ir.Node, threads: int) -> int:

@@ -13,7 +13,7 @@ from ckplan.model.node_reads import made_by_name
 from ckplan.planner import Problem, Timeline, simulate
 from ckplan.planner.simulate import lifetimes, workspace_by_step
 from ckplan.runtime import problem_of
-from ckplan.runtime.executed import executed_model
+from ckplan.runtime.executing.executed import executed_model
 from ckplan.runtime.sizes import dimensions_of, shape_classes
 
 

@@ -17,7 +17,7 @@ from ckplan.model.node_reads import reads
 from ckplan.model.traits import is_backward, is_heavy, why_only_once
 from ckplan.planner.problem import Kind, Op, Piece, Problem, Tensor
 from ckplan.runtime.cpu import CPU
-from ckplan.runtime.inner import Inner, inner_workspace
+from ckplan.runtime.kernels.inner import Inner, inner_workspace
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import bytes_of
 

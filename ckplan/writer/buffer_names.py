@@ -23,9 +23,9 @@ from ckplan.keys import PHASE, ROLE
 from ckplan.planner.peak import live_bytes
 from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import Lifetimes, lifetimes
+from ckplan.runtime.executing.unfused import PARTS, Part
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of, hide_dimensions, show_dimensions
-from ckplan.runtime.unfused import PARTS, Part
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead, shape_constant
 from ckplan.writer.known_shapes import KnownShapes, is_named, tells_shape
 from ckplan.writer.reservation import reserved_names

@@ -22,11 +22,11 @@ from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import lifetimes, simulate
 from ckplan.planner.timeline import Timeline
 from ckplan.runtime.cpu import CPU
-from ckplan.runtime.executed import executed_model, executed_order, executed_timeline
+from ckplan.runtime.executing.executed import executed_model, executed_order, executed_timeline
+from ckplan.runtime.executing.unfused import FUSED, unfuse
 from ckplan.runtime.problem_of import Numbering, problem_of, problem_of_nodes
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import shape_classes, smallest_fed
-from ckplan.runtime.unfused import FUSED, unfuse
 from ckplan.writer.buffer_names import (
     hide_channels,
     hide_held_over,
@@ -138,7 +138,7 @@ def emit(model: ir.Model, plan: Plan) -> ir.Model:
         A model with the same inputs and outputs (frozen weights of heavy operators become inputs with a default as
         well), its nodes in planned order, repeats as clones named ``<node>/recompute<k>``, and control edges where
         onnxruntime would otherwise merge repeats or choose an order that costs memory. Fused nodes (see
-        `ckplan.runtime.fused`) stand as the standard nodes they are made of. Metadata says what was planned.
+        `ckplan.runtime.executing.fused`) stand as the standard nodes they are made of. Metadata says what was planned.
 
     Raises:
         ModelError: a value that needs a control edge has no static shape.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from ckplan.keys import RECOMPUTE_OF
-from ckplan.runtime.unfused import PARTS
+from ckplan.runtime.executing.unfused import PARTS
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead
 
 _MOVING = frozenset(

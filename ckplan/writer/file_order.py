@@ -5,7 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from ckplan.planner.simulate import simulate
-from ckplan.runtime.execution_order import default_order, predecessors
+from ckplan.runtime.executing.execution_order import default_order, predecessors
 from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.sizes import shape_classes
 

@@ -22,10 +22,10 @@ from ckplan.model.node_reads import reads
 from ckplan.model.traits import is_random
 from ckplan.planner.peak import live_bytes, peak_of
 from ckplan.planner.problem import Problem
-from ckplan.runtime.execution_order import default_order
+from ckplan.runtime.executing.execution_order import default_order
+from ckplan.runtime.executing.unfused import PARTS, Part
 from ckplan.runtime.problem_of import Numbering, problem_of_nodes
 from ckplan.runtime.sizes import SMALL, bytes_of, dimensions_of
-from ckplan.runtime.unfused import PARTS, Part
 from ckplan.writer.control_edges import ControlEdges, is_control, read_instead
 
 TOLERANCE = 0.002

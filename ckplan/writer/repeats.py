@@ -13,9 +13,9 @@ from ckplan.keys import RECOMPUTE_OF, ROLE
 from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_copies import copy_attribute
 from ckplan.model.node_reads import captured
-from ckplan.runtime.execution_order import by_rank, predecessors
+from ckplan.runtime.executing.execution_order import by_rank, predecessors
+from ckplan.runtime.executing.unfused import PARTS
 from ckplan.runtime.problem_of import FIGURES
-from ckplan.runtime.unfused import PARTS
 
 
 def with_repeats(nodes: Sequence[ir.Node], schedule: Sequence[int]) -> list[ir.Node]:

@@ -22,7 +22,7 @@ from ckplan.model.files.metadata import told
 from ckplan.model.node_reads import captured, reads
 from ckplan.operators.matching import is_op
 from ckplan.runtime.cpu import CPU
-from ckplan.runtime.executed import executed_model
+from ckplan.runtime.executing.executed import executed_model
 from ckplan.runtime.runtime import Runtime
 from ckplan.writer.control_edges import ControlEdges, assemble, is_control
 from ckplan.writer.ordering import gate, place_control_nodes, signal_of

@@ -9,7 +9,7 @@ import pytest
 
 from ckplan.autodiff import TrainingGraph, build_training_graph
 from ckplan.autodiff.reading import shape_of
-from ckplan.runtime.executed import expected_timeline
+from ckplan.runtime.executing.executed import expected_timeline
 from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, values
 
 FEEDS = {"x": values(2, 8, 4), "target": values(2, 8, 50, seed=1)}

@@ -10,7 +10,7 @@ import pytest
 import ckplan
 from ckplan.autodiff import build_training_graph
 from ckplan.errors import ModelError, UsageError
-from ckplan.runtime.executed import expected_timeline
+from ckplan.runtime.executing.executed import expected_timeline
 from tests.autodiff.gradcheck import (
     check_training_graph,
     onnxruntime_run,

@@ -11,7 +11,7 @@ import pytest
 from ckplan.autodiff import TrainingGraph
 from ckplan.autodiff.builder import Device
 from ckplan.autodiff.rules.elementwise import number_blocks
-from ckplan.runtime.executed import expected_timeline
+from ckplan.runtime.executing.executed import expected_timeline
 from tests.autodiff.gradcheck import (
     build_training_graph,
     check_same_results,

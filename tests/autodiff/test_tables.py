@@ -13,7 +13,7 @@ from ckplan.autodiff import TrainingGraph
 from ckplan.autodiff.idioms import scattering
 from ckplan.autodiff.reading import shape_of
 from ckplan.keys import PHASE
-from ckplan.runtime.executed import expected_timeline
+from ckplan.runtime.executing.executed import expected_timeline
 from tests.autodiff.gradcheck import (
     build_training_graph,
     check_gradient,

@@ -13,7 +13,7 @@ from ckplan.autodiff.losses import tied_heads
 from ckplan.autodiff.reading import shape_of
 from ckplan.pipeline.step import step_of
 from ckplan.planner.strategies.memory import Memory
-from ckplan.runtime.executed import expected_timeline
+from ckplan.runtime.executing.executed import expected_timeline
 from ckplan.writer.emit import emit
 from tests.autodiff.gradcheck import check_training_graph, onnxruntime_run, parse, values
 

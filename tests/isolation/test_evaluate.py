@@ -20,7 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ckplan.isolation import evaluate as evaluation
 from ckplan.isolation.evaluate import EvaluationError, evaluate
 from ckplan.model.inference.execute import execute
-from ckplan.runtime.executed import executed_model
+from ckplan.runtime.executing.executed import executed_model
 from tests.meter.models import endless_loop, floats
 
 MIB = 1 << 20

@@ -14,8 +14,8 @@ from ckplan.operators.costs import Cost
 from ckplan.operators.record import MICROSOFT, Operator
 from ckplan.operators.table import STANDARD, operator_of, register_operator
 from ckplan.runtime.cpu import CPU
-from ckplan.runtime.kernels import overwritable, view_source
-from ckplan.runtime.workspace import workspace_of
+from ckplan.runtime.kernels.memory_use import overwritable, view_source
+from ckplan.runtime.kernels.workspace import workspace_of
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from ckplan.planner import Kind, Op, Plan, Problem, Tensor
 from ckplan.planner.strategies import parse_strategy
 from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.keep_listed import KeepListed
-from ckplan.runtime.executed import expected_timeline
+from ckplan.runtime.executing.executed import expected_timeline
 from ckplan.units import format_bytes
 
 MLP = Path(__file__).resolve().parents[2] / "sample_models" / "mlp.onnx"

@@ -29,10 +29,10 @@ from ckplan.planner.arena.cells import Layout
 from ckplan.planner.strategies.auto import Auto
 from ckplan.planner.strategies.keep_all import KeepAll
 from ckplan.planner.strategies.memory import Memory
-from ckplan.runtime.executed import executed_model
-from ckplan.runtime.fitting_pools import fitting_pools
-from ckplan.runtime.footprint import footprint_of
-from ckplan.runtime.reservations import best_reservation
+from ckplan.runtime.executing.executed import executed_model
+from ckplan.runtime.pools.fitting_pools import fitting_pools
+from ckplan.runtime.pools.footprint import footprint_of
+from ckplan.runtime.pools.reservations import best_reservation
 from ckplan.units import format_bytes
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"

@@ -24,7 +24,7 @@ from ckplan.meter import (
 from ckplan.planner import Kind, Moment, Op, Problem, Tensor, Timeline, make_plan
 from ckplan.report.document import Document
 from ckplan.report.writers.terminal import terminal
-from ckplan.runtime.footprint import Footprint
+from ckplan.runtime.pools.footprint import Footprint
 
 KIB = 1024
 

@@ -10,7 +10,7 @@ from ckplan.report import json as as_json
 from ckplan.report.document import saving
 from ckplan.report.documents import plans
 from ckplan.report.writers.terminal import ending
-from ckplan.runtime.footprint import Footprint
+from ckplan.runtime.pools.footprint import Footprint
 from tests.report.examples import KIB, analysis, printed, timeline
 
 MODEL = Path("model.onnx")

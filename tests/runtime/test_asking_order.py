@@ -12,7 +12,7 @@ from onnx import helper
 from ckplan.planner.arena.regions import chunk_size
 from ckplan.planner.problem import Freed, Mark
 from ckplan.runtime.cpu import CPU
-from ckplan.runtime.workspace import OUTPUTS_FIRST
+from ckplan.runtime.kernels.workspace import OUTPUTS_FIRST
 
 MAPS = "float[2,8,8,8]"
 UNARY = (

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from ckplan.meter import measure
 from ckplan.planner.problem import Freed
-from ckplan.runtime.einsum import einsum_pieces, einsum_workspace
+from ckplan.runtime.kernels.einsum import einsum_pieces, einsum_workspace
 from tests.runtime.forked import workspace_seen
 
 SIZES = {"b": 16, "h": 8, "q": 64, "k": 32, "d": 24, "i": 64, "j": 32, "l": 16}

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from ckplan.runtime.execution_order import default_order, predecessors
+from ckplan.runtime.executing.execution_order import default_order, predecessors
 from tests.writer.runtime import profile
 
 

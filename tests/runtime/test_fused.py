@@ -19,9 +19,9 @@ from ckplan.meter.inputs import make_inputs
 from ckplan.operators.sessions import open_session
 from ckplan.pipeline import rewrite, step_of, write_plan
 from ckplan.pipeline.step import Step
-from ckplan.runtime.executed import executed_model
-from ckplan.runtime.fused import fused_graph
-from ckplan.runtime.unfused import PARTS
+from ckplan.runtime.executing.executed import executed_model
+from ckplan.runtime.executing.fused import fused_graph
+from ckplan.runtime.executing.unfused import PARTS
 
 SAMPLES = Path(__file__).parents[2] / "sample_models"
 

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ckplan.operators.table import STANDARD
-from ckplan.runtime.kernels import overwritable
+from ckplan.runtime.kernels.memory_use import overwritable
 from tests.writer.runtime import profile
 
 SIZE = 64

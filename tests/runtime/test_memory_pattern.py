@@ -18,8 +18,8 @@ from ckplan.pipeline import rewrite, step_of
 from ckplan.planner.arena.allocations import Allocations, pattern_block
 from ckplan.planner.arena.regions import chunk_size
 from ckplan.planner.strategies import parse_strategy
-from ckplan.runtime.allocations_of import allocations_of
-from ckplan.runtime.executed import executed_model
+from ckplan.runtime.executing.executed import executed_model
+from ckplan.runtime.pools.allocations_of import allocations_of
 
 MODELS = Path(__file__).resolve().parents[2] / "sample_models"
 

@@ -8,7 +8,7 @@ import pytest
 
 from ckplan.pipeline import open_step
 from ckplan.planner.peak import live_bytes
-from ckplan.runtime.execution_order import predecessors
+from ckplan.runtime.executing.execution_order import predecessors
 from ckplan.runtime.problem_of import Numbering, problem_of_nodes
 from ckplan.writer.control_edges import ControlEdges, read_instead
 from ckplan.writer.ordering import place_control_nodes

@@ -20,7 +20,7 @@ from ckplan.meter.running.process import run_job
 from ckplan.model import save
 from ckplan.pipeline import rewrite, step_of
 from ckplan.planner.strategies import parse_strategy
-from ckplan.runtime.executed import expected_timeline
+from ckplan.runtime.executing.executed import expected_timeline
 from sample_models.catalogue import BUILDERS
 
 MODELS = Path(__file__).resolve().parents[2] / "sample_models"

@@ -11,8 +11,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ckplan.runtime.cpu import CPU
+from ckplan.runtime.kernels.workspace import workspace_of
 from ckplan.runtime.sizes import hide_dimensions
-from ckplan.runtime.workspace import workspace_of
 from tests.runtime.forked import workspace_seen
 from tests.writer.runtime import profile
 

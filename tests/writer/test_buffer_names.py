@@ -18,7 +18,7 @@ from ckplan.planner.peak import live_bytes
 from ckplan.planner.simulate import lifetimes
 from ckplan.planner.strategies import parse_strategy
 from ckplan.runtime import problem_of
-from ckplan.runtime.executed import executed_model, executed_timeline
+from ckplan.runtime.executing.executed import executed_model, executed_timeline
 from ckplan.runtime.sizes import (
     bytes_of,
     dimensions_of,

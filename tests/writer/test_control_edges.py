@@ -12,7 +12,7 @@ import ckplan.model
 from ckplan.autodiff import build_training_graph
 from ckplan.planner.strategies import parse_strategy
 from ckplan.runtime import problem_of
-from ckplan.runtime.executed import executed_model
+from ckplan.runtime.executing.executed import executed_model
 from ckplan.writer import emit
 from ckplan.writer.control_edges import ControlEdges, assemble, is_control, read_instead
 from ckplan.writer.ordering import place_control_nodes

@@ -11,7 +11,7 @@ import ckplan
 from ckplan.meter import verify
 from ckplan.model import normalise, save
 from ckplan.planner.plan import make_plan
-from ckplan.runtime.executed import expected_timeline
+from ckplan.runtime.executing.executed import expected_timeline
 from ckplan.runtime.problem_of import problem_of
 from tests.autodiff.control_flow.models import parse
 from tests.autodiff.gradcheck import onnxruntime_run

@@ -12,7 +12,7 @@ import ckplan
 from ckplan.pipeline import open_step
 from ckplan.pipeline.plan_files import write_plan
 from ckplan.planner.plan import make_plan
-from ckplan.runtime.executed import executed_model
+from ckplan.runtime.executing.executed import executed_model
 from ckplan.writer.control_edges import ControlEdges, assemble, is_control, read_instead
 from ckplan.writer.fences import fence, fence_alone
 from ckplan.writer.ordering import place_control_nodes

@@ -12,7 +12,7 @@ import ckplan
 from ckplan import keys
 from ckplan.meter import verify
 from ckplan.pipeline import StepOptions, open_step
-from ckplan.runtime.executed import expected_timeline
+from ckplan.runtime.executing.executed import expected_timeline
 from ckplan.runtime.occupancy import Role
 from ckplan.writer.file_order import in_natural_order
 from ckplan.writer.ordering import TOLERANCE

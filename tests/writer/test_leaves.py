@@ -7,8 +7,8 @@ import onnx_ir as ir
 
 import ckplan
 from ckplan.planner.simulate import simulate
-from ckplan.runtime.executed import executed_model
-from ckplan.runtime.execution_order import default_order, predecessors
+from ckplan.runtime.executing.executed import executed_model
+from ckplan.runtime.executing.execution_order import default_order, predecessors
 from ckplan.writer.ordering import leaves_last
 from tests.writer.runtime import run
 

@@ -21,12 +21,12 @@ from ckplan.planner.arena.allocations import held_wherever
 from ckplan.planner.arena.cells import APART, SMALLEST, SPARE, UNCUT, WALL_BYTES, Cell, Layout, Moment, Placeholder
 from ckplan.planner.arena.regions import UNIT, Arena
 from ckplan.planner.arena.slots import MOST_SLOTS, SLOT, slots_taken
-from ckplan.runtime.allocations_of import allocations_of
 from ckplan.runtime.cpu import CPU
-from ckplan.runtime.executed import executed_model
-from ckplan.runtime.feeds import has_memory_pattern
-from ckplan.runtime.fitting_pools import fitting_pools
-from ckplan.runtime.footprint import footprint_of
+from ckplan.runtime.executing.executed import executed_model
+from ckplan.runtime.executing.feeds import has_memory_pattern
+from ckplan.runtime.pools.allocations_of import allocations_of
+from ckplan.runtime.pools.fitting_pools import fitting_pools
+from ckplan.runtime.pools.footprint import footprint_of
 from ckplan.runtime.sizes import SMALL, bytes_of
 from ckplan.writer.buffer_names import is_static
 from ckplan.writer.control_edges import ControlEdges
@@ -270,7 +270,7 @@ def test_nothing_waits_for_what_is_written_over(monkeypatch: pytest.MonkeyPatch)
         held = [Placeholder(MIB, Moment(begin), Moment(end)) for begin, end in pairs]
         return Layout(((Cell(64 * MIB),),), MIB, tuple(held))
 
-    monkeypatch.setattr("ckplan.runtime.fitting_pools.best_pools", behind_them)
+    monkeypatch.setattr("ckplan.runtime.pools.fitting_pools.best_pools", behind_them)
     pools = fitting_pools(plain.executed, plain.model)
     assert pools is not None
     assert len(pools.placeholders) >= 3

@@ -20,7 +20,7 @@ from ckplan.meter.numbers.in_place import STEPS, InPlace, compared_in_place
 from ckplan.pipeline import Step, rewrite
 from ckplan.planner.plan import make_plan
 from ckplan.planner.strategies import parse_strategy
-from ckplan.runtime.executed import executed_model
+from ckplan.runtime.executing.executed import executed_model
 from ckplan.writer.emit import write
 from ckplan.writer.updates import late_reads, updates_of, with_ordered_updates, write_last
 

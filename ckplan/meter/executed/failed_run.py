@@ -14,7 +14,7 @@ from ckplan.meter.executed.graph import executed_graph, infer_shapes
 from ckplan.meter.running.errors import RunFailedError
 from ckplan.meter.running.process import run_job
 from ckplan.planner.timeline import Timeline
-from ckplan.runtime.executed import executed_timeline
+from ckplan.runtime.executing.executed import executed_timeline
 from ckplan.runtime.sizes import DIMENSIONS, dimensions_of
 from ckplan.units import format_bytes
 

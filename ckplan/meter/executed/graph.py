@@ -11,7 +11,7 @@ from ckplan.meter.running.child import Channel
 from ckplan.meter.running.session import open_session
 from ckplan.model.inference.infer import NodeInference, small_constant
 from ckplan.model.node_reads import made_by_name
-from ckplan.runtime.executed import mark_executed
+from ckplan.runtime.executing.executed import mark_executed
 
 _SMALL = 2048
 """Elements of constants that shape inference may read: those that hold shapes and axes are small."""

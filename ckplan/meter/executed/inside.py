@@ -22,7 +22,7 @@ from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import Lifetimes, lifetimes, simulate
 from ckplan.planner.timeline import Moment, Timeline
 from ckplan.runtime.devices import RUNTIMES
-from ckplan.runtime.feeds import has_memory_pattern
+from ckplan.runtime.executing.feeds import has_memory_pattern
 from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.sizes import DIMENSIONS, SMALL, shape_classes
 
@@ -53,7 +53,8 @@ def look_inside(
     """Simulate what ran, and find what was alive at the measured peak.
 
     Args:
-        executed: the graph that onnxruntime executed, prepared by `ckplan.runtime.executed.mark_executed`; is changed.
+        executed: the graph that onnxruntime executed, prepared by
+            `ckplan.runtime.executing.executed.mark_executed`; is changed.
         run: the events of one run, as `ckplan.meter.memory.counters.split_runs` has them.
         counters: what was measured in that run.
         fed: the inputs.
@@ -110,7 +111,8 @@ def replayed(
     """What ran, as numbers: the problem, the schedule, what dead buffers are handed on by, and the op of each event.
 
     Args:
-        executed: the graph that onnxruntime executed, prepared by `ckplan.runtime.executed.mark_executed`; is changed.
+        executed: the graph that onnxruntime executed, prepared by
+            `ckplan.runtime.executing.executed.mark_executed`; is changed.
         run: the events of one run, as `ckplan.meter.memory.counters.split_runs` has them.
         fed: the inputs.
         device: where it ran.

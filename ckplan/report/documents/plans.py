@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ckplan.answers.pareto import Pareto
     from ckplan.autodiff import TrainingGraph
     from ckplan.planner import Plan, Timeline
-    from ckplan.runtime.footprint import Footprint
+    from ckplan.runtime.pools.footprint import Footprint
 
 _BLOCKS = 8
 """Kinds of blocks that are listed; the others are summed."""

@@ -11,7 +11,7 @@ from ckplan import keys
 from ckplan.model.files.metadata import told
 from ckplan.planner.arena.allocations import Allocations, allocations
 from ckplan.planner.problem import Op, Problem
-from ckplan.runtime.feeds import has_memory_pattern
+from ckplan.runtime.executing.feeds import has_memory_pattern
 from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.sizes import shape_classes
 

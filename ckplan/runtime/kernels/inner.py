@@ -21,8 +21,16 @@ from ckplan.planner.arena.allocations import allocations, pattern_block
 from ckplan.planner.arena.regions import chunk_size
 from ckplan.planner.problem import Kind, Piece, Problem
 from ckplan.planner.simulate import lifetimes, simulate
-from ckplan.runtime.execution_order import default_order, predecessors
-from ckplan.runtime.inner_pieces import CONDITION, NOTHING, NUMBER, Body, pieces_of_if, pieces_of_loop, pieces_of_scan
+from ckplan.runtime.executing.execution_order import default_order, predecessors
+from ckplan.runtime.kernels.inner_pieces import (
+    CONDITION,
+    NOTHING,
+    NUMBER,
+    Body,
+    pieces_of_if,
+    pieces_of_loop,
+    pieces_of_scan,
+)
 from ckplan.runtime.sizes import bytes_of, dimensions_of, shape_classes
 
 EXECUTED = "ckplan.executed"

@@ -16,8 +16,8 @@ from ckplan.planner.arena.cells import APART, POOL, WALL, WALL_BYTES, Cell, Layo
 from ckplan.planner.arena.pools import best_pools
 from ckplan.planner.arena.regions import UNIT, Arena
 from ckplan.planner.arena.slots import SLOT_WALL
-from ckplan.runtime.allocations_of import allocations_of
 from ckplan.runtime.cpu import CPU
+from ckplan.runtime.pools.allocations_of import allocations_of
 from ckplan.runtime.sizes import bytes_of, smallest_fed
 
 

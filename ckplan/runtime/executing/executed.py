@@ -24,13 +24,13 @@ from ckplan.planner.problem import Problem
 from ckplan.planner.simulate import simulate
 from ckplan.planner.timeline import Timeline
 from ckplan.runtime.cpu import CPU
-from ckplan.runtime.execution_order import default_order, predecessors
-from ckplan.runtime.inner import EXECUTED
-from ckplan.runtime.learnt_shapes import infer_shapes, learn_dimensions, made_values
+from ckplan.runtime.executing.execution_order import default_order, predecessors
+from ckplan.runtime.executing.learnt_shapes import infer_shapes, learn_dimensions, made_values
+from ckplan.runtime.executing.unfused import unfuse
+from ckplan.runtime.kernels.inner import EXECUTED
 from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import DIMENSIONS, SMALL, dimensions_of, shape_classes
-from ckplan.runtime.unfused import unfuse
 
 _BLOCKS = "com.microsoft.nchwc"
 """The domain of operators in a layout of blocks of channels."""

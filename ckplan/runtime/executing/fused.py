@@ -27,14 +27,14 @@ from ckplan.model.nested_graphs import graphs_in
 from ckplan.model.node_reads import made_by_name, reads
 from ckplan.model.traits import is_heavy
 from ckplan.runtime.cpu import CPU
-from ckplan.runtime.executed import Level, optimised
-from ckplan.runtime.execution_order import by_rank, predecessors
-from ckplan.runtime.inner import Inner
-from ckplan.runtime.learnt_shapes import SINGLE
+from ckplan.runtime.executing.executed import Level, optimised
+from ckplan.runtime.executing.execution_order import by_rank, predecessors
+from ckplan.runtime.executing.learnt_shapes import SINGLE
+from ckplan.runtime.executing.unfused import FUSED, PARTS, Part
+from ckplan.runtime.kernels.inner import Inner
 from ckplan.runtime.problem_of import FIGURES
 from ckplan.runtime.runtime import Runtime
 from ckplan.runtime.sizes import dimensions_of
-from ckplan.runtime.unfused import FUSED, PARTS, Part
 
 _INLINED = "_inlfunc_"
 """How onnxruntime calls the values of a function body that it inlines, with the function's name behind

@@ -17,9 +17,9 @@ from ckplan.operators.outside import index_input, place_bytes, places_outside
 from ckplan.operators.table import operator_of
 from ckplan.planner.arena.regions import chunk_size
 from ckplan.planner.problem import Mark, Piece
-from ckplan.runtime.columns import columns_of
-from ckplan.runtime.einsum import einsum_pieces, einsum_workspace
-from ckplan.runtime.fourier import fourier_tensors
+from ckplan.runtime.kernels.columns import columns_of
+from ckplan.runtime.kernels.einsum import einsum_pieces, einsum_workspace
+from ckplan.runtime.kernels.fourier import fourier_tensors
 from ckplan.runtime.sizes import bytes_of, dimensions_of
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}

@@ -27,7 +27,7 @@ from ckplan.model.files.metadata import listed_names, told
 from ckplan.model.files.weights import lies_outside
 from ckplan.planner.arena.allocations import Allocations, steady_arena
 from ckplan.planner.problem import Problem
-from ckplan.runtime.allocations_of import asked_by
+from ckplan.runtime.pools.allocations_of import asked_by
 from ckplan.runtime.problem_of import problem_of
 from ckplan.runtime.sizes import bytes_of
 

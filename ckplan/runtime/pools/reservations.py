@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from ckplan.planner.arena.allocations import Allocations, Demand, ExpectedArena, expected_arena, written
 from ckplan.planner.arena.regions import DEFAULT, UNIT
-from ckplan.runtime.allocations_of import allocations_of
+from ckplan.runtime.pools.allocations_of import allocations_of
 
 Reservation = tuple[int, ...]
 """Bytes of tensors that a file makes first of all, one after the other; see `ckplan.writer.reservation`."""
