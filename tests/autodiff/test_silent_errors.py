@@ -96,7 +96,8 @@ DATA_SIZED = {
     "compressed": """r = Compress<axis = 0>(p, mask) k = Constant<value_ints = [1]>() v, q = TopK(r, k)
         loss = Squeeze(v)""",
     "shared out": """m = Cast<to = 7>(mask) k = ReduceSum(m) n = Cast<to = 7>(mask) l = Size(n) j = Sub(l, k)
-        s = Concat<axis = 0>(k, j) a, b = Split(p, s) loss = ReduceProd<keepdims = 0>(a)""",
+        s = Concat<axis = 0>(k, j) a, b = Split(p, s) c = Concat<axis = 0>(b, a) d = Mul(c, x)
+        loss = ReduceSum<keepdims = 0>(d)""",
 }
 
 

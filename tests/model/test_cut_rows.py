@@ -28,6 +28,7 @@ FORMS = {
         r1 = SequenceAt(s, second) r2 = SequenceAt(s, last) {_EXPERTS} y = Concat<axis = 0>(t0, t1, t2)""",
     "sums": f"""{_SPLIT} s0 = ReduceSum(t0, zero) s1 = ReduceSum(t1, zero) s2 = ReduceSum(t2, zero)
         y = Concat<axis = 0>(s2, s1, s0)""",
+    "a product": f"{_SPLIT} y = ReduceProd(t1, zero)",
 }
 REFUSED = {
     "in another order": f"{_SPLIT} y = Concat<axis = 0>(t1, t0, t2)",
